@@ -1,0 +1,104 @@
+"""The commands of ``torch-ops``. Each gathers a report; `output` shows it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from torch_ops.cli import arguments, output
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="What torch_ops would run, why, and whether it is right.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
+Op = Annotated[str, typer.Argument(help="Name of an op; 'torch-ops list' lists them.")]
+Device = Annotated[str, typer.Option(help="Where the tensors are: cpu, cuda, cuda:1.")]
+
+
+@app.command()
+def info(as_json: Json = False) -> None:
+    """Show the platforms, the backends with their states, and the versions."""
+    from torch_ops.cli import inventory
+
+    output.present(inventory.info, as_json)
+
+
+@app.command("list")
+def list_ops(as_json: Json = False) -> None:
+    """List the ops with their schemas and the backends that serve them."""
+    from torch_ops.cli import inventory
+
+    output.present(inventory.ops, as_json)
+
+
+@app.command()
+def explain(
+    op: Op,
+    shape: Annotated[
+        list[str] | None,
+        typer.Option(help="Of a tensor argument, as in 4x4096; once per tensor, in their order."),
+    ] = None,
+    dtype: Annotated[
+        list[str] | None,
+        typer.Option(help="Of all tensors, or one per --shape.", show_default="float32"),
+    ] = None,
+    device: Device = "cpu",
+    backend: Annotated[
+        str | None, typer.Option(help="Ask for this backend, as a call would.")
+    ] = None,
+    arg: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="An argument that is no tensor, as in eps=1e-5."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Show which backend a call would run, where that comes from, and why not the others.
+
+    Without --shape only the device counts. Runs nothing.
+    """
+    from torch_ops.cli import explanation
+
+    try:
+        sample = arguments.Sample(
+            shapes=[arguments.parse_shape(text) for text in shape or ()],
+            dtypes=[arguments.parse_dtype(text) for text in dtype or ("float32",)],
+            device=arguments.parse_device(device),
+            values=dict(arguments.parse_value(text) for text in arg or ()),
+        )
+        output.present(lambda: explanation.report(op, sample, backend), as_json)
+    except arguments.UsageError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+@app.command()
+def verify(
+    op: Annotated[str | None, typer.Argument(help="Default: every op of the backend.")] = None,
+    backend: Annotated[str, typer.Option(help="Backend to prove.")] = ...,  # type: ignore[assignment]
+    device: Device = "cpu",
+    profile: Annotated[str, typer.Option(help="How long to search.")] = "dev",
+    as_json: Json = False,
+) -> None:
+    """Prove a backend's kernels against the reference; exits with 1 where one is wrong."""
+    from torch_ops.cli import proof
+
+    output.present(lambda: proof.report(op, backend, device, profile), as_json)
+
+
+@app.command()
+def demo(
+    question: Annotated[str, typer.Argument()] = "What is the capital of France?",
+    as_json: Json = False,
+) -> None:
+    """Let a real model answer, compiled, with its attention swapped half way through."""
+    from torch_ops.cli import demonstration
+
+    output.present(lambda: demonstration.report(question), as_json)
