@@ -1,0 +1,54 @@
+"""Fixtures of all tests: where tensors go, and what is put back after each test."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from torch_ops import discovery, policy
+from torch_ops.registry import registry
+
+
+@pytest.fixture(scope="session")
+def device() -> torch.device:
+    """Where the tests' tensors are: the GPU of this machine, else the CPU."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.fixture(autouse=True)
+def restored() -> Iterator[None]:
+    """Put back the registry, the process's choices, the environment and the scanned plugins."""
+    variables = dict(os.environ)
+    parsed = policy.env()
+    plugins = discovery.packages()
+    chosen = list(policy._process)
+    specs = {op: dict(held) for op, held in registry._specs.items()}
+    sites = dict(registry._sites)
+    yield
+    if dict(os.environ) != variables:
+        os.environ.clear()
+        os.environ.update(variables)
+    if discovery.packages() != plugins:
+        discovery.rescan()
+    if registry._specs != specs:
+        registry._specs = specs
+        registry._sites = sites
+        policy.invalidate()
+    if policy._process != chosen:
+        policy._process[:] = chosen
+        policy.invalidate()
+    if policy._environment != parsed:
+        policy.forget_environment()
+
+
+@pytest.fixture
+def fresh_dynamo() -> Iterator[None]:
+    """Forget compiled code before and after, so that a test counts its own compiles."""
+    import torch._dynamo
+
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
