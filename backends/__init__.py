@@ -1,0 +1,1 @@
+"""The built-in backends, one package each; the registry finds them by entry point."""

@@ -1,0 +1,7 @@
+"""The reference of gemma_rms_norm, compiled."""
+
+from torch_ops.declarations.gemma_rms_norm import gemma_rms_norm as _declaration
+
+from ._compiled import compiled
+
+gemma_rms_norm, supports = compiled(_declaration, rows=("x",))

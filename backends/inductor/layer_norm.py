@@ -1,0 +1,7 @@
+"""The reference of layer_norm, compiled."""
+
+from torch_ops.declarations.layer_norm import layer_norm as _declaration
+
+from ._compiled import compiled
+
+layer_norm, supports = compiled(_declaration, rows=("x",))

@@ -1,0 +1,7 @@
+"""The reference of rms_norm, compiled."""
+
+from torch_ops.declarations.rms_norm import rms_norm as _declaration
+
+from ._compiled import compiled
+
+rms_norm, supports = compiled(_declaration, rows=("x",))

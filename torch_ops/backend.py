@@ -1,0 +1,119 @@
+"""`Backend`: who wrote a kernel. An open enum, since installed plugins add members."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any, ClassVar, Self
+
+from torch_ops.errors import listing, nearest
+
+__all__ = ["Backend", "OpenEnum"]
+
+_lock = threading.Lock()
+
+
+class _OpenEnumMeta(type):
+    """Iteration, length and membership over the members of an `OpenEnum`."""
+
+    _members: dict[str, Any]
+
+    def __iter__(cls) -> Iterator[Any]:
+        cls._discover()
+        return iter(tuple(cls._members.values()))
+
+    def __len__(cls) -> int:
+        return len(tuple(iter(cls)))
+
+    def __contains__(cls, item: object) -> bool:
+        return any(item is member or item == member.value for member in cls)
+
+    def _discover(cls) -> None:
+        """Add members that come from outside; overridden where there are any."""
+
+
+class OpenEnum(metaclass=_OpenEnumMeta):
+    """A value with a name, one object per value: ``Enum("x") is Enum.X``, also after pickling."""
+
+    _members: ClassVar[dict[str, Any]]
+    value: str
+
+    def __init_subclass__(cls) -> None:
+        cls._members = {}
+
+    def __new__(cls, value: str | Self) -> Self:
+        if isinstance(value, cls):
+            return value
+        member = cls._members.get(value) if isinstance(value, str) else None
+        if member is None:
+            cls._discover()
+            member = cls._members.get(value) if isinstance(value, str) else None
+        if member is None:
+            raise ValueError(cls._unknown(value))
+        return member  # type: ignore[no-any-return]
+
+    @classmethod
+    def _unknown(cls, value: object) -> str:
+        known = list(cls._members)
+        hint = nearest(value, known) if isinstance(value, str) else ""
+        return f"{value!r} is not a {cls.__name__}. Known: {listing(known)}.{hint}"
+
+    @classmethod
+    def _add(cls, value: str) -> Self:
+        """Return the member of this value, made if it is new."""
+        with _lock:
+            member = cls._members.get(value)
+            if member is None:
+                member = object.__new__(cls)
+                object.__setattr__(member, "value", value)
+                cls._members[value] = member
+                name = value.upper().replace("-", "_").replace(".", "_")
+                if name.isidentifier() and not hasattr(cls, name):
+                    setattr(cls, name, member)
+        return member  # type: ignore[no-any-return]
+
+    @property
+    def name(self) -> str:
+        """The member's upper-case name, as in ``Backend.TRITON.name == "TRITON"``."""
+        return self.value.upper().replace("-", "_").replace(".", "_")
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"{type(self).__name__} members are read-only")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.value,)
+
+    def __str__(self) -> str:
+        return self.value
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.value!r})"
+
+
+class Backend(OpenEnum):
+    """Who wrote a kernel; never a device.
+
+    ``Backend("triton") is Backend.TRITON``. Iteration covers the built-in members and the
+    installed plugins (entry points of the group ``torch_ops.backends``).
+
+    Raises:
+        ValueError: the value is neither built in nor an installed plugin's name.
+    """
+
+    TORCH: ClassVar[Backend]
+    INDUCTOR: ClassVar[Backend]
+    TRITON: ClassVar[Backend]
+    FLASHINFER: ClassVar[Backend]
+    SGL_KERNEL: ClassVar[Backend]
+    AITER: ClassVar[Backend]
+
+    @classmethod
+    def _discover(cls) -> None:
+        from torch_ops.discovery import plugin_names
+
+        for name in plugin_names():
+            cls._add(name)
+
+
+for _value in ("torch", "inductor", "triton", "flashinfer", "sgl_kernel", "aiter"):
+    Backend._add(_value)

@@ -1,0 +1,147 @@
+"""From a plan to a function: loads the plan's kernels and runs the first that takes the call."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_ops import kernels, policy, tracing
+from torch_ops.errors import BackendUnavailableError, DeclarationError, TorchOpsError
+from torch_ops.kernels import Kernel
+from torch_ops.selector import Candidate, Plan, none_usable, unavailable
+
+__all__ = ["bind"]
+
+_log = logging.getLogger(__name__)
+_logged: set[tuple[str, str, str]] = set()
+
+
+def bind(plan: Plan, *, debugging: bool) -> tuple[Callable[..., Any], bool]:
+    """Load a plan's kernels.
+
+    Returns:
+        A function of the call's arguments, and whether it may serve later calls too: not before
+        its kernels have run once.
+    """
+    chain, skipped = _load(plan)
+    _log_skipped(plan, skipped)
+    last = chain[-1]
+    if len(chain) == 1 and last.supports is None and last.verified and not tracing.active():
+        run, lasting = last.function, True
+    else:
+        run, lasting = _run_chain(plan, chain, skipped), all(k.verified for k in chain)
+    if debugging:
+        run = _debugged(plan.op, run)
+    return run, lasting
+
+
+def _load(plan: Plan) -> tuple[list[Kernel], list[Candidate]]:
+    """Load kernels in order, up to the first that takes every legal call."""
+    chain: list[Kernel] = []
+    skipped = list(plan.skipped)
+    for spec in plan.specs:
+        try:
+            kernel = kernels.load(spec)
+        except Exception as error:
+            if plan.explicit and isinstance(error, DeclarationError | TorchOpsError):
+                raise
+            reason = f"loading it failed: {type(error).__name__}: {error}"
+            if plan.explicit:
+                choice = policy.Choice(spec.backend, plan.source)
+                raise unavailable(plan.op, choice, plan.platform, (reason,), None) from error
+            skipped.append(Candidate(spec.backend, False, (reason,), kernels.state(spec)))
+            continue
+        chain.append(kernel)
+        if kernel.supports is None:
+            break
+    if not chain:
+        raise none_usable(plan.op, plan.platform, skipped, None)
+    return chain, skipped
+
+
+def _run_chain(
+    plan: Plan, chain: list[Kernel], skipped: list[Candidate]
+) -> Callable[..., Any]:
+    """Ask each kernel's predicate with the real arguments and run the first that agrees."""
+
+    def run(*args: Any) -> Any:
+        refused: list[tuple[Kernel, str]] = []
+        for kernel in chain:
+            reason = kernel.supports(*args) if kernel.supports is not None else None
+            if reason is None:
+                try:
+                    result = kernel.function(*args)
+                except BackendUnavailableError as error:  # raised before anything has started
+                    if plan.explicit:
+                        raise
+                    reason = "; ".join(error.reasons)
+                else:
+                    kernel.verified = True
+                    if tracing.active():
+                        names = [(c.backend, "; ".join(c.reasons)) for c in skipped]
+                        names += [(other.spec.backend, why) for other, why in refused]
+                        tracing.note(plan.op, kernel.spec.backend.value, plan.source, names)
+                    return result
+            refused.append((kernel, reason))
+        raise _nothing_ran(plan, refused, skipped, args)
+
+    return run
+
+
+def _nothing_ran(
+    plan: Plan,
+    refused: Sequence[tuple[Kernel, str]],
+    skipped: Sequence[Candidate],
+    args: Sequence[Any],
+) -> TorchOpsError:
+    if plan.explicit:
+        kernel, reason = refused[0]
+        choice = policy.Choice(kernel.spec.backend, plan.source)
+        return unavailable(plan.op, choice, plan.platform, (reason,), args)
+    judged = [
+        Candidate(kernel.spec.backend, False, (reason,), kernels.state(kernel.spec))
+        for kernel, reason in refused
+    ]
+    return none_usable(plan.op, plan.platform, [*judged, *skipped], args)
+
+
+def _log_skipped(plan: Plan, skipped: Sequence[Candidate]) -> None:
+    """Say once that a preferred backend can't run, and why."""
+    for candidate in skipped:
+        key = (plan.op, candidate.backend.value, "; ".join(candidate.reasons))
+        if key not in _logged:
+            _logged.add(key)
+            _log.info("degraded: op %r skips backend %r: %s", *key)
+
+
+def _debugged(op: str, run: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the checks of ``debug()``: those that read data, and that nothing is aliased."""
+    from torch_ops.declarations import catalogue
+
+    declaration = catalogue()[op]
+
+    def debugged(*args: Any) -> Any:
+        if declaration.debug_checker is not None:
+            declaration.debug_checker(*args)
+        result = run(*args)
+        outputs = [result] if isinstance(result, Tensor) else list(result or ())
+        tensors = [arg for arg in args if isinstance(arg, Tensor)]
+        for index, output in enumerate(outputs):
+            others = [*tensors, *outputs[:index]]
+            if any(torch._C._is_alias_of(output, other) for other in others):
+                raise DeclarationError(
+                    f"op {op!r}: output {index} shares memory with an input or another output; "
+                    "a functional op returns fresh tensors"
+                )
+            if not output.is_contiguous():
+                raise DeclarationError(
+                    f"op {op!r}: output {index} has strides {output.stride()} for shape "
+                    f"{list(output.shape)}; outputs are contiguous"
+                )
+        return result
+
+    return debugged

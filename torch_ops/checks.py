@@ -1,0 +1,136 @@
+"""Argument checks shared by declarations. On the hot path: one comparison each, text on failure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+__all__ = [
+    "float_dtype",
+    "like",
+    "no_overlap",
+    "no_self_overlap",
+    "non_negative",
+    "rank",
+    "refuse",
+    "shape",
+    "vector",
+]
+
+_NAMES = {
+    torch.float16: "float16",
+    torch.bfloat16: "bfloat16",
+    torch.float32: "float32",
+    torch.float64: "float64",
+}
+_is_alias_of = torch._C._is_alias_of
+
+
+def refuse(op: str, argument: str, received: object, accepted: str, *, kind: type = ValueError) -> NoReturn:
+    """Raise ``op 'x': argument 'y' is <received> (accepted: <accepted>)``."""
+    raise kind(f"op {op!r}: argument {argument!r} is {received} (accepted: {accepted})")
+
+
+def float_dtype(op: str, argument: str, x: Tensor) -> None:
+    """Refuse a tensor that isn't float16, bfloat16, float32 or float64."""
+    if x.dtype not in _NAMES:
+        refuse(op, argument, x.dtype, ", ".join(map(str, _NAMES)), kind=TypeError)
+
+
+def rank(op: str, argument: str, x: Tensor, dims: int, letters: str) -> None:
+    """Refuse a tensor whose number of dimensions isn't ``dims``."""
+    if x.dim() != dims:
+        refuse(op, argument, f"of shape {list(x.shape)}", f"rank {dims}, {letters}")
+
+
+def shape(op: str, argument: str, x: Tensor, wanted: Sequence[Any], letters: str) -> None:
+    """Refuse a tensor of another shape than ``wanted``."""
+    if x.shape != wanted:
+        refuse(op, argument, f"of shape {list(x.shape)}", f"{list(wanted)}, {letters}")
+
+
+def like(op: str, argument: str, x: Tensor, other: Tensor, name: str) -> None:
+    """Refuse a tensor that differs from ``other`` in dtype or device."""
+    if x.dtype != other.dtype:
+        refuse(op, argument, x.dtype, f"{other.dtype}, as {name!r}", kind=TypeError)
+    if x.device != other.device:
+        refuse(op, argument, f"on device {x.device}", f"{other.device}, as {name!r}")
+
+
+def vector(op: str, argument: str, weight: Tensor, x: Tensor) -> None:
+    """Refuse a weight that isn't a floating ``[hidden]`` tensor on the device of ``x``."""
+    if weight.shape != x.shape[-1:]:
+        refuse(
+            op,
+            argument,
+            f"of shape {list(weight.shape)}",
+            f"[{x.shape[-1]}], the last dimension of 'x' {list(x.shape)}",
+        )
+    if weight.dtype not in _NAMES:
+        refuse(op, argument, weight.dtype, ", ".join(map(str, _NAMES)), kind=TypeError)
+    if weight.device != x.device:
+        refuse(op, argument, f"on device {weight.device}", f"{x.device}, as 'x'")
+
+
+def non_negative(op: str, argument: str, value: float) -> None:
+    """Refuse a negative number and NaN."""
+    if not value >= 0:
+        refuse(op, argument, repr(value), "a number >= 0")
+
+
+def no_self_overlap(op: str, argument: str, x: Tensor) -> None:
+    """Refuse to write a tensor of which several elements share memory, as after ``expand``."""
+    if not x.is_contiguous() and any(
+        stride == 0 and size > 1 for stride, size in zip(x.stride(), x.shape, strict=True)
+    ):
+        refuse(
+            op,
+            argument,
+            f"of strides {list(x.stride())} for shape {list(x.shape)}",
+            "a tensor whose elements don't share memory; clone it first",
+        )
+
+
+def no_overlap(op: str, first: str, x: Tensor, second: str, y: Tensor) -> None:
+    """Refuse two arguments that share memory where one of them is written.
+
+    Two tensors of one storage pass where their elements are known to be apart, as the column
+    blocks of one matrix are.
+    """
+    if _is_alias_of(x, y) and _may_overlap(x, y):
+        refuse(
+            op,
+            first,
+            f"at offset {x.storage_offset()} of the storage of {second!r} "
+            f"(offset {y.storage_offset()})",
+            f"memory apart from {second!r}; clone one of them",
+        )
+
+
+def _may_overlap(x: Tensor, y: Tensor) -> bool:
+    if x.numel() == 0 or y.numel() == 0:
+        return False
+    low, high = (x, y) if x.storage_offset() <= y.storage_offset() else (y, x)
+    apart = high.storage_offset() - low.storage_offset()
+    if apart > _span(low):
+        return False
+    return not _column_blocks(low, high, apart)
+
+
+def _span(x: Tensor) -> int:
+    """Distance in elements from the first to the last element."""
+    return sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
+
+
+def _column_blocks(low: Tensor, high: Tensor, apart: int) -> bool:
+    """Whether both are column ranges of one row-major matrix that don't meet."""
+    if low.dim() < 2 or low.shape[:-1] != high.shape[:-1] or low.stride() != high.stride():
+        return False
+    if low.stride(-1) != 1:
+        return False
+    rows = [stride for stride, size in zip(low.stride()[:-1], low.shape[:-1], strict=True) if size > 1]
+    pitch = min(rows, default=apart + high.shape[-1])
+    return low.shape[-1] <= apart and apart + high.shape[-1] <= pitch

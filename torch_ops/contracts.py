@@ -1,0 +1,103 @@
+"""Contract fields of ops: what a kernel promises beyond shapes, where real kernels diverge."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = [
+    "AttentionContract",
+    "Contract",
+    "GateContract",
+    "MergeContract",
+    "NormContract",
+    "RopeContract",
+]
+
+
+@dataclass(frozen=True)
+class Contract:
+    """Promises of every op.
+
+    Attributes:
+        deterministic: Equal inputs give equal bits.
+        batch_invariant: A row's bits don't depend on the other rows or on their number.
+    """
+
+    deterministic: bool = True
+    batch_invariant: bool = False
+
+
+@dataclass(frozen=True)
+class NormContract(Contract):
+    """Promises of a normalization.
+
+    Attributes:
+        weight_mul: ``fp32_all``: everything in float32, rounded once. ``cast_then_mul``: the
+            normalized row is rounded before the weight. ``one_plus_weight_fp32``: as
+            ``fp32_all`` with 1 + weight, added in float32.
+        residual: ``norm_of_rounded``: the norm is of the residual as it is stored;
+            ``norm_of_exact``: of the unrounded sum; None without a residual.
+    """
+
+    weight_mul: Literal["fp32_all", "cast_then_mul", "one_plus_weight_fp32"] = "fp32_all"
+    residual: Literal["norm_of_rounded", "norm_of_exact"] | None = None
+
+
+@dataclass(frozen=True)
+class GateContract(Contract):
+    """Promises of a gated activation.
+
+    Attributes:
+        activation: Which function is applied to the gate.
+        rounding: ``once``: after the product; ``activation_first``: also before it.
+    """
+
+    activation: Literal["silu", "gelu_erf", "gelu_tanh"] = "silu"
+    rounding: Literal["once", "activation_first"] = "once"
+
+
+@dataclass(frozen=True)
+class RopeContract(Contract):
+    """Promises of a rotary embedding.
+
+    Attributes:
+        pairing: Element i turns with i + rotary_dim / 2 (neox) or i + 1 (interleaved).
+        cache_dtype: Dtype of cosines and sines.
+        arithmetic: ``fp32``: rotated in float32 and rounded once.
+    """
+
+    pairing: Literal["half_of_rotary_dim"] = "half_of_rotary_dim"
+    cache_dtype: Literal["float32"] = "float32"
+    arithmetic: Literal["fp32"] = "fp32"
+
+
+@dataclass(frozen=True)
+class AttentionContract(Contract):
+    """Promises of an attention op.
+
+    Attributes:
+        causal: The last query attends to the last key.
+        empty_row: A query with nothing to attend gives zeros and an LSE of -inf.
+        lse_base: The LSE is a natural logarithm.
+        window: ``window_left`` counts the keys before the query; the query's own is extra.
+        soft_cap: ``cap * tanh(logit / cap)`` is applied before the mask.
+        masked_nan: Whether NaN at a masked place of a tensor that is read may propagate.
+        p_dtype: Dtype in which probabilities meet the values.
+    """
+
+    causal: Literal["bottom_right"] = "bottom_right"
+    empty_row: Literal["zero_and_minus_inf"] = "zero_and_minus_inf"
+    lse_base: Literal["e"] = "e"
+    window: Literal["keys_before_query"] = "keys_before_query"
+    soft_cap: Literal["before_mask"] = "before_mask"
+    masked_nan: Literal["may_propagate", "ignored"] = "may_propagate"
+    p_dtype: Literal["float32", "input"] = "input"
+
+
+@dataclass(frozen=True)
+class MergeContract(Contract):
+    """Promises of merging two attention states: as `AttentionContract`."""
+
+    empty_row: Literal["zero_and_minus_inf"] = "zero_and_minus_inf"
+    lse_base: Literal["e"] = "e"

@@ -1,0 +1,85 @@
+"""What the attention ops share: the reference with its LSE, and the checks."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from torch_ops import checks
+from torch_ops.declarations._shared import upcast
+
+__all__ = ["check", "mask", "reference"]
+
+
+def mask(
+    queries: int, keys: int, is_causal: bool, window_left: int, device: torch.device
+) -> Tensor | None:
+    """Give a bool ``[queries, keys]`` mask, True where a query attends, or None for all.
+
+    The last query stands at the last key. ``window_left`` counts the keys before the query's own.
+    """
+    if not is_causal and window_left < 0:
+        return None
+    query = torch.arange(queries, device=device).unsqueeze(1) + (keys - queries)
+    key = torch.arange(keys, device=device).unsqueeze(0)
+    seen = key <= query if is_causal else torch.ones_like(key <= query)
+    return seen & (key >= query - window_left) if window_left >= 0 else seen
+
+
+def reference(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    is_causal: bool,
+    scale: float | None,
+    window_left: int,
+    logits_soft_cap: float,
+) -> tuple[Tensor, Tensor]:
+    """Attend in the accumulation dtype; gives ``[B, S, H, Dv]`` and the LSE ``[B, S, H]``."""
+    batch, queries, heads, head_dim = q.shape
+    keys, kv_heads = k.shape[1], k.shape[2]
+    wide_q, wide_k, wide_v = (upcast(t).transpose(1, 2) for t in (q, k, v))
+    wide_q = wide_q.reshape(batch, kv_heads, heads // max(kv_heads, 1), queries, head_dim)
+    logits = wide_q @ wide_k.unsqueeze(2).transpose(-1, -2)
+    logits = logits * (head_dim**-0.5 if scale is None else scale)
+    if logits_soft_cap > 0:
+        logits = logits_soft_cap * torch.tanh(logits / logits_soft_cap)
+    seen = mask(queries, keys, is_causal, window_left, q.device)
+    if seen is not None:
+        logits = logits.masked_fill(~seen, float("-inf"))
+    lse = torch.logsumexp(logits, -1, keepdim=True)
+    weights = torch.exp(logits - lse.masked_fill(lse == float("-inf"), 0.0))
+    out = (weights @ wide_v.unsqueeze(2)).flatten(1, 2).transpose(1, 2)
+    lse = lse.squeeze(-1).flatten(1, 2).transpose(1, 2)
+    return out.to(q.dtype).contiguous(), lse.float().contiguous()
+
+
+def check(
+    op: str,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float | None,
+    window_left: int,
+    logits_soft_cap: float,
+) -> None:
+    """Refuse tensors that don't fit together and numbers out of range."""
+    checks.float_dtype(op, "q", q)
+    checks.rank(op, "q", q, 4, "[B, S_q, H, D]")
+    batch, _, heads, head_dim = q.shape
+    if k.dim() != 4 or k.shape[0] != batch or k.shape[3] != head_dim:
+        wanted = f"[{batch}, S_kv, K, {head_dim}], B and D of 'q'"
+        checks.refuse(op, "k", f"of shape {list(k.shape)}", wanted)
+    if v.dim() != 4 or v.shape[:3] != k.shape[:3]:
+        wanted = f"{[*k.shape[:3], 'D']}, B, S_kv and K of 'k'"
+        checks.refuse(op, "v", f"of shape {list(v.shape)}", wanted)
+    kv_heads = k.shape[2]
+    if heads % kv_heads if kv_heads else heads:
+        checks.refuse(op, "k", f"of {kv_heads} heads", f"a divisor of the {heads} heads of 'q'")
+    checks.like(op, "k", k, q, "q")
+    checks.like(op, "v", v, q, "q")
+    if scale is not None and not abs(scale) < float("inf"):
+        checks.refuse(op, "scale", repr(scale), "a finite number or None")
+    if window_left < -1:
+        checks.refuse(op, "window_left", repr(window_left), "-1 for none, or a number >= 0")
+    checks.non_negative(op, "logits_soft_cap", logits_soft_cap)

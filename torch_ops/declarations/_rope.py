@@ -1,0 +1,75 @@
+"""What both rotary embeddings share: the rotation and the checks."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from torch_ops import checks
+from torch_ops.declarations._shared import upcast
+
+__all__ = ["check", "check_positions", "rotate"]
+
+
+def rotate(x: Tensor, angles: Tensor, is_neox: bool) -> Tensor:
+    """Rotate the first ``rotary_dim`` elements of each head; the rest is copied bit for bit.
+
+    Args:
+        x: ``[T, heads, D]``.
+        angles: ``[T, rotary_dim]`` float32, cosines then sines.
+        is_neox: Pair i with i + rotary_dim / 2, else 2i with 2i + 1.
+    """
+    rotary_dim = angles.shape[-1]
+    half = rotary_dim // 2
+    x = x.contiguous()
+    wide = upcast(x[..., :rotary_dim])
+    cos, sin = upcast(angles, wide).unsqueeze(1).split(half, -1)
+    if is_neox:
+        first, second = wide[..., :half], wide[..., half:]
+    else:
+        first, second = wide[..., 0::2], wide[..., 1::2]
+    turned = (first * cos - second * sin, second * cos + first * sin)
+    joined = torch.cat(turned, -1) if is_neox else torch.stack(turned, -1).flatten(-2)
+    return torch.cat((joined.to(x.dtype), x[..., rotary_dim:]), -1)
+
+
+def check(op: str, q: Tensor, k: Tensor, cos_sin_cache: Tensor, positions: Tensor) -> None:
+    """Refuse tensors that don't fit together."""
+    checks.float_dtype(op, "q", q)
+    checks.rank(op, "q", q, 3, "[T, H, D]")
+    if k.dim() != 3 or k.shape[0] != q.shape[0] or k.shape[2] != q.shape[2]:
+        checks.refuse(
+            op, "k", f"of shape {list(k.shape)}", f"[{q.shape[0]}, K, {q.shape[2]}], T and D of 'q'"
+        )
+    checks.like(op, "k", k, q, "q")
+    if cos_sin_cache.dtype != torch.float32:
+        checks.refuse(op, "cos_sin_cache", cos_sin_cache.dtype, "torch.float32", kind=TypeError)
+    checks.rank(op, "cos_sin_cache", cos_sin_cache, 2, "[max_position, rotary_dim]")
+    rotary_dim = cos_sin_cache.shape[1]
+    if rotary_dim % 2 or rotary_dim > q.shape[2]:
+        checks.refuse(
+            op,
+            "cos_sin_cache",
+            f"of shape {list(cos_sin_cache.shape)}",
+            f"an even rotary_dim of at most {q.shape[2]}, the head_dim of 'q'",
+        )
+    if positions.dtype not in (torch.int32, torch.int64):
+        checks.refuse(op, "positions", positions.dtype, "torch.int32, torch.int64", kind=TypeError)
+    checks.shape(op, "positions", positions, q.shape[:1], "[T] of 'q'")
+    for name, tensor in (("cos_sin_cache", cos_sin_cache), ("positions", positions)):
+        if tensor.device != q.device:
+            checks.refuse(op, name, f"on device {tensor.device}", f"{q.device}, as 'q'")
+
+
+def check_positions(op: str, cos_sin_cache: Tensor, positions: Tensor) -> None:
+    """Refuse positions outside of the cache; reads the data."""
+    if positions.numel() == 0:
+        return
+    low, high = int(positions.min()), int(positions.max())
+    if low < 0 or high >= cos_sin_cache.shape[0]:
+        checks.refuse(
+            op,
+            "positions",
+            f"in the range {low} to {high}",
+            f"0 to {cos_sin_cache.shape[0] - 1}, the rows of 'cos_sin_cache'",
+        )

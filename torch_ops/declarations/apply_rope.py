@@ -1,0 +1,63 @@
+"""apply_rope: rotary position embedding of queries and keys."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from torch_ops.contracts import RopeContract
+from torch_ops.declarations import _rope
+from torch_ops.declare import op
+
+
+@op(contract=RopeContract(batch_invariant=True))
+def apply_rope(
+    q: Tensor, k: Tensor, cos_sin_cache: Tensor, positions: Tensor, is_neox: bool = True
+) -> tuple[Tensor, Tensor]:
+    """Rotate pairs of elements of queries and keys by the angle of their position.
+
+    cos, sin = cos_sin_cache[positions].split(rotary_dim / 2, -1)
+    (a, b) -> (a * cos - b * sin, b * cos + a * sin)
+
+    Args:
+        q: ``[T, H, D]`` float16, bfloat16, float32 or float64, any strides.
+        k: ``[T, K, D]``, dtype and device of ``q``.
+        cos_sin_cache: ``[max_position, rotary_dim]`` float32, cosines in the first half of a row
+            and sines in the second; rotary_dim is even and at most D.
+        positions: ``[T]`` int32 or int64, each in ``[0, max_position)``: a precondition, checked
+            in ``torch_ops.debug()`` alone.
+        is_neox: Pair element i with i + rotary_dim / 2; otherwise 2i with 2i + 1.
+
+    Returns:
+        ``(q, k)`` rotated, shapes and dtype of the inputs, contiguous. Elements from rotary_dim
+        on are copied. Rotated in float32 (float64 for float64 input), rounded once.
+
+    Raises:
+        TypeError: a dtype isn't accepted.
+        ValueError: shapes or devices disagree.
+        NoBackwardError: an input requires grad.
+
+    Source: Su et al., RoFormer (arXiv 2104.09864).
+    """
+    angles = cos_sin_cache.index_select(0, positions)
+    return _rope.rotate(q, angles, is_neox), _rope.rotate(k, angles, is_neox)
+
+
+@apply_rope.check
+def _check(
+    q: Tensor, k: Tensor, cos_sin_cache: Tensor, positions: Tensor, is_neox: bool = True
+) -> None:
+    _rope.check("apply_rope", q, k, cos_sin_cache, positions)
+
+
+@apply_rope.debug_check
+def _debug_check(
+    q: Tensor, k: Tensor, cos_sin_cache: Tensor, positions: Tensor, is_neox: bool = True
+) -> None:
+    _rope.check_positions("apply_rope", cos_sin_cache, positions)
+
+
+@apply_rope.fake
+def _fake(
+    q: Tensor, k: Tensor, cos_sin_cache: Tensor, positions: Tensor, is_neox: bool = True
+) -> tuple[Tensor, Tensor]:
+    return q.new_empty(q.shape), k.new_empty(k.shape)

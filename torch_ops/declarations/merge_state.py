@@ -1,0 +1,67 @@
+"""merge_state: combine attention over two parts of the keys into attention over both."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from torch_ops import checks
+from torch_ops.contracts import MergeContract
+from torch_ops.declarations._shared import accumulation_dtype, upcast
+from torch_ops.declare import op
+
+_EMPTY = float("-inf")
+
+
+@op(contract=MergeContract(batch_invariant=True))
+def merge_state(v_a: Tensor, s_a: Tensor, v_b: Tensor, s_b: Tensor) -> tuple[Tensor, Tensor]:
+    """Combine two attention states by the weights of their softmax denominators.
+
+    s = log(exp(s_a) + exp(s_b))
+    v = v_a * exp(s_a - s) + v_b * exp(s_b - s)
+
+    Args:
+        v_a, v_b: ``[T, H, D]`` outputs over disjoint keys, float16, bfloat16, float32 or float64.
+        s_a, s_b: ``[T, H]`` float32 natural log-sum-exp; -inf, and +inf too, is a part with
+            nothing to attend: its values are never read, NaN or not.
+
+    Returns:
+        ``(v, s)``: ``[T, H, D]`` of dtype of ``v_a`` and ``[T, H]`` float32, contiguous; zeros and
+        -inf where both parts are empty. Computed in float32 (float64 for float64 values).
+
+    Raises:
+        TypeError: a dtype isn't accepted.
+        ValueError: shapes or devices disagree.
+        NoBackwardError: an input requires grad.
+
+    Source: Ye et al., FlashInfer (arXiv 2501.01005), section 2.2.
+    """
+    wide = accumulation_dtype(v_a.dtype)
+    a, b = (s.contiguous().to(wide).masked_fill(s == float("inf"), _EMPTY) for s in (s_a, s_b))
+    top = torch.maximum(a, b)
+    shift = top.masked_fill(top == _EMPTY, 0.0)
+    weight_a, weight_b = torch.exp(a - shift), torch.exp(b - shift)
+    total = weight_a + weight_b
+    part_a = upcast(v_a).masked_fill((weight_a == 0).unsqueeze(-1), 0.0) * weight_a.unsqueeze(-1)
+    part_b = upcast(v_b).masked_fill((weight_b == 0).unsqueeze(-1), 0.0) * weight_b.unsqueeze(-1)
+    divisor = total.masked_fill(total == 0, 1.0).unsqueeze(-1)
+    return ((part_a + part_b) / divisor).to(v_a.dtype), (shift + torch.log(total)).float()
+
+
+@merge_state.check
+def _check(v_a: Tensor, s_a: Tensor, v_b: Tensor, s_b: Tensor) -> None:
+    checks.float_dtype("merge_state", "v_a", v_a)
+    checks.rank("merge_state", "v_a", v_a, 3, "[T, H, D]")
+    checks.shape("merge_state", "v_b", v_b, v_a.shape, "the shape of 'v_a'")
+    checks.like("merge_state", "v_b", v_b, v_a, "v_a")
+    for name, s in (("s_a", s_a), ("s_b", s_b)):
+        checks.shape("merge_state", name, s, v_a.shape[:2], "[T, H] of 'v_a'")
+        if s.dtype != torch.float32:
+            checks.refuse("merge_state", name, s.dtype, "torch.float32", kind=TypeError)
+        if s.device != v_a.device:
+            checks.refuse("merge_state", name, f"on device {s.device}", f"{v_a.device}, as 'v_a'")
+
+
+@merge_state.fake
+def _fake(v_a: Tensor, s_a: Tensor, v_b: Tensor, s_b: Tensor) -> tuple[Tensor, Tensor]:
+    return v_a.new_empty(v_a.shape), s_a.new_empty(s_a.shape)

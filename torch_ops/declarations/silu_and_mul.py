@@ -1,0 +1,45 @@
+"""silu_and_mul: silu of the first half times the second half."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.nn import functional
+
+from torch_ops.contracts import GateContract
+from torch_ops.declarations import _gates
+from torch_ops.declare import op
+
+
+@op(contract=GateContract(activation="silu", rounding="once"))
+def silu_and_mul(x: Tensor) -> Tensor:
+    """Multiply the activated first half of the last axis by the second half.
+
+    silu(gate) = gate / (1 + exp(-gate))
+    out = silu(x[..., :d]) * x[..., d:]
+
+    Args:
+        x: ``[..., 2d]`` float16, bfloat16, float32 or float64, any strides; the gate first.
+
+    Returns:
+        ``[..., d]``, dtype of ``x``, contiguous. Activation and product are float32 (float64 for
+        float64 input), rounded once.
+
+    Raises:
+        TypeError: the dtype isn't accepted.
+        ValueError: the last dimension is odd.
+        NoBackwardError: the input requires grad.
+
+    Source: Shazeer, GLU Variants Improve Transformer (arXiv 2002.05202).
+    """
+    gate, value = _gates.split(x)
+    return (functional.silu(gate) * value).to(x.dtype)
+
+
+@silu_and_mul.check
+def _check(x: Tensor) -> None:
+    _gates.check("silu_and_mul", x)
+
+
+@silu_and_mul.fake
+def _fake(x: Tensor) -> Tensor:
+    return _gates.fake(x)

@@ -1,0 +1,205 @@
+"""`op`: turns one typed torch function into an operator. It knows declarations, not kernels."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_ops import schema as schemas
+from torch_ops.contracts import Contract
+from torch_ops.errors import DeclarationError
+
+__all__ = ["DEFAULT_ORDER", "FLOATS", "Declaration", "op"]
+
+FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+DEFAULT_ORDER: Mapping[str, tuple[str, ...]] = {
+    "cpu": ("torch", "inductor"),
+    "cuda": ("flashinfer", "sgl_kernel", "triton", "torch", "inductor"),
+    "rocm": ("aiter", "triton", "torch", "inductor"),
+}
+"""Order of backends by platform, where an op declares no other."""
+
+declared: dict[str, Declaration] = {}
+
+
+class Declaration:
+    """A logical op: schema, reference, fake, checks, contract and documentation.
+
+    Attributes:
+        name: ``snake_case``; the operator is ``torch.ops.torch_ops.<name>``.
+        reference: The declared function itself, plain traceable PyTorch.
+        signature: Its signature with resolved types.
+        schema: Its operator schema, without the name.
+        contract: What every backend promises.
+        dtypes: Legal floating dtypes.
+        mutates: Names of the arguments that it writes.
+        order: Preferred backends by platform (``"cpu"``, ``"cuda"``, ``"rocm"``).
+        site: ``file:line`` of the declaration.
+    """
+
+    differentiable = False
+
+    def __init__(
+        self,
+        reference: Callable[..., Any],
+        contract: Contract,
+        dtypes: tuple[torch.dtype, ...],
+        mutates: tuple[str, ...],
+        order: Mapping[str, tuple[str, ...]],
+        signature: inspect.Signature,
+    ) -> None:
+        self.name = reference.__name__
+        self.reference = reference
+        self.contract = contract
+        self.dtypes = dtypes
+        self.mutates = mutates
+        self.order = {**DEFAULT_ORDER, **order}
+        self.signature = signature
+        self.schema = schemas.infer(self.name, signature, mutates)
+        code = reference.__code__  # type: ignore[attr-defined]
+        self.site = f"{code.co_filename}:{code.co_firstlineno}"
+        self.checker: Callable[..., None] | None = None
+        self.debug_checker: Callable[..., None] | None = None
+        self.faker: Callable[..., Any] = self._fake_by_reference
+
+    @property
+    def doc(self) -> str:
+        """The declared function's docstring."""
+        return inspect.cleandoc(self.reference.__doc__ or "")
+
+    @property
+    def outputs(self) -> int:
+        """How many tensors the op returns."""
+        return self.schema.partition(" -> ")[2].count("Tensor")
+
+    @property
+    def tensor_arguments(self) -> tuple[str, ...]:
+        """Names of the arguments that are tensors, optional ones too."""
+        return tuple(
+            name
+            for name, parameter in self.signature.parameters.items()
+            if parameter.annotation is Tensor or parameter.annotation == Tensor | None
+        )
+
+    def check(self, function: Callable[..., None]) -> Callable[..., None]:
+        """Set the argument checks, run in the kernel and the fake of every backend."""
+        self.checker = self._same_parameters(function, "check")
+        return function
+
+    def debug_check(self, function: Callable[..., None]) -> Callable[..., None]:
+        """Set the checks that read data and synchronize, run in ``debug()`` alone."""
+        self.debug_checker = self._same_parameters(function, "debug_check")
+        return function
+
+    def fake(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Set the fake kernel: contiguous empties of the outputs' shapes and dtypes."""
+        self.faker = self._same_parameters(function, "fake")
+        return function
+
+    def _same_parameters(self, function: Callable[..., Any], role: str) -> Callable[..., Any]:
+        got = [(p.name, p.default) for p in inspect.signature(function).parameters.values()]
+        want = [(p.name, p.default) for p in self.signature.parameters.values()]
+        if got != want:
+            code = function.__code__  # type: ignore[attr-defined]
+            raise DeclarationError(
+                f"op {self.name!r}: the {role}'s signature differs from the declaration. "
+                f"Declared: {self.name}{inspect.signature(self.reference)} at {self.site}. "
+                f"Received: {role}{inspect.signature(function)} "
+                f"at {code.co_filename}:{code.co_firstlineno}."
+            )
+        return function
+
+    def _fake_by_reference(self, *args: Any) -> Any:
+        result = self.reference(*args)
+        if self.mutates:
+            return None
+        if isinstance(result, Tensor):
+            return result.new_empty(result.shape)
+        return tuple(output.new_empty(output.shape) for output in result)
+
+    def digest(self) -> str:
+        """Digest of schema, contract, reference and fake."""
+        parts = [self.name, self.schema, repr(self.contract), repr(self.mutates)]
+        for function in (self.reference, self.faker):
+            code = getattr(function, "__code__", None)
+            if code is not None:
+                parts += [code.co_code.hex(), repr(code.co_names), repr(_constants(code))]
+        return hashlib.sha256("|".join(parts).encode()).hexdigest()
+
+    def __repr__(self) -> str:
+        return f"Declaration({self.name}{self.schema})"
+
+
+def _constants(code: Any) -> list[str]:
+    return [
+        constant.co_code.hex() if hasattr(constant, "co_code") else repr(constant)
+        for constant in code.co_consts
+    ]
+
+
+def declarations_digest() -> str:
+    """Digest of all declarations, whatever the order they came in."""
+    return "".join(declared[name].digest() for name in sorted(declared))
+
+
+def op(
+    *,
+    contract: Contract,
+    dtypes: tuple[torch.dtype, ...] = FLOATS,
+    mutates: tuple[str, ...] = (),
+    order: Mapping[str, tuple[str, ...]] | None = None,
+) -> Callable[[Callable[..., Any]], Declaration]:
+    """Declare the decorated function as the op ``torch.ops.torch_ops.<its name>``.
+
+    The function is schema, reference, default fake and documentation at once. The same
+    declaration twice is a no-op.
+
+    Args:
+        contract: What every backend promises.
+        dtypes: Legal floating dtypes of the inputs.
+        mutates: Names of the arguments that are written; the op then returns nothing.
+        order: Preferred backends by platform, over `DEFAULT_ORDER`.
+
+    Raises:
+        DeclarationError: the name is declared otherwise already (the first one stays), or a
+            type has no place in a schema.
+    """
+    local_names = dict(sys._getframe(1).f_locals)
+
+    def declare(function: Callable[..., Any]) -> Declaration:
+        from torch_ops import runtime
+
+        signature = schemas.resolve_annotations(function, local_names)
+        declaration = Declaration(function, contract, dtypes, mutates, order or {}, signature)
+        first = declared.get(declaration.name)
+        if first is not None:
+            return _same_or_refuse(first, declaration)
+        runtime.register(declaration)
+        declared[declaration.name] = declaration
+        return declaration
+
+    return declare
+
+
+def _same_or_refuse(first: Declaration, second: Declaration) -> Declaration:
+    fields = ("schema", "contract", "dtypes", "mutates", "order")
+    differs = [
+        f"{field}: {getattr(first, field)!r} != {getattr(second, field)!r}"
+        for field in fields
+        if getattr(first, field) != getattr(second, field)
+    ]
+    codes = [declaration.reference.__code__ for declaration in (first, second)]  # type: ignore[attr-defined]
+    if codes[0].co_code != codes[1].co_code or _constants(codes[0]) != _constants(codes[1]):
+        differs.append("reference: other code")
+    if differs:
+        raise DeclarationError(
+            f"op {first.name!r} is declared differently: {'; '.join(differs)}. "
+            f"Declared at {first.site}, rejected at {second.site}. The first one stays."
+        )
+    return first

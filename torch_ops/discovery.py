@@ -1,0 +1,178 @@
+"""Backends by entry point: finds their packages and turns modules into kernel specs.
+
+Imports a backend's package (which imports nothing heavy), never one of its kernels.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import logging
+import pkgutil
+import threading
+from dataclasses import dataclass
+from types import ModuleType
+
+from torch_ops.backend import Backend
+from torch_ops.errors import PluginConflictError, RegistrationConflictError
+from torch_ops.platform import Requirement
+
+__all__ = ["BackendPackage", "load", "package", "packages", "plugin_names", "rescan"]
+
+GROUP = "torch_ops.backends"
+_log = logging.getLogger(__name__)
+_lock = threading.RLock()
+_names: dict[str, list[tuple[str, str]]] | None = None
+_packages: dict[str, BackendPackage] | None = None
+_loading = False
+_loaded = False
+
+
+@dataclass(frozen=True)
+class BackendPackage:
+    """What is known of a backend without importing its kernels.
+
+    Attributes:
+        name: The entry point's name, which is the backend's value.
+        module: Its package, such as ``"torch_ops.backends.torch"``.
+        distributions: ``"name version"`` of each distribution that provides the name.
+        problem: Why the package can't be used at all (its import failed), or None.
+        unavailable: What its ``available()`` answered.
+        requires: Its conditions on the platform.
+        modules: Names of the modules in it; one named as an op serves that op.
+    """
+
+    name: str
+    module: str
+    distributions: tuple[str, ...]
+    problem: str | None = None
+    unavailable: str | None = None
+    requires: frozenset[Requirement] = frozenset()
+    modules: frozenset[str] = frozenset()
+
+    @property
+    def conflict(self) -> bool:
+        """Whether several distributions provide the name."""
+        return len(self.distributions) > 1
+
+    def refuse_conflict(self) -> None:
+        """Raise `PluginConflictError` where several distributions provide the name."""
+        if self.conflict:
+            raise PluginConflictError(
+                f"Backend {self.name!r} is provided by several distributions: "
+                f"{', '.join(self.distributions)}. Uninstall all but one of them.",
+                backend=self.name,
+                distributions=self.distributions,
+            )
+
+
+def _entry_points() -> dict[str, list[tuple[str, str]]]:
+    """Map names to the (module, distribution) pairs that provide them."""
+    global _names
+    with _lock:
+        if _names is None:
+            found: dict[str, list[tuple[str, str]]] = {}
+            for entry in importlib.metadata.entry_points(group=GROUP):
+                dist = entry.dist
+                label = f"{dist.name} {dist.version}" if dist else "unknown distribution"
+                pair = (entry.value, label)
+                if pair not in found.setdefault(entry.name, []):
+                    found[entry.name].append(pair)
+            _names = found
+        return _names
+
+
+def plugin_names() -> list[str]:
+    """List the names of all installed backends, built in and foreign."""
+    return list(_entry_points())
+
+
+def packages() -> dict[str, BackendPackage]:
+    """Give every installed backend's package by name; imports the packages at first use."""
+    global _packages
+    with _lock:
+        if _packages is None:
+            _packages = {
+                name: _describe(name, providers) for name, providers in _entry_points().items()
+            }
+        return _packages
+
+
+def package(backend: Backend) -> BackendPackage | None:
+    """Give the package of a backend, or None for one that was only registered by hand."""
+    return packages().get(backend.value)
+
+
+def _describe(name: str, providers: list[tuple[str, str]]) -> BackendPackage:
+    module, labels = providers[0][0], tuple(sorted({label for _, label in providers}))
+    if len(providers) > 1:
+        labels = labels if len(labels) > 1 else tuple(f"{lab} ({mod})" for mod, lab in providers)
+        return BackendPackage(name, module, labels, problem="provided by several distributions")
+    try:
+        imported = importlib.import_module(module)
+        unavailable = _availability(imported)
+        requires = frozenset(getattr(imported, "requires", frozenset()))
+        modules = frozenset(info.name for info in pkgutil.iter_modules(imported.__path__))
+    except Exception as error:  # a plugin's fault must never break another backend
+        problem = f"importing {module} failed: {type(error).__name__}: {error}"
+        _log.info("backend %r (%s): %s", name, labels[0], problem)
+        return BackendPackage(name, module, labels, problem=problem)
+    return BackendPackage(name, module, labels, None, unavailable, requires, modules)
+
+
+def _availability(module: ModuleType) -> str | None:
+    available = getattr(module, "available", None)
+    answer = available() if available is not None else None
+    if answer is None or isinstance(answer, str):
+        return answer
+    raise TypeError(f"available() must return None or a reason, received {answer!r}")
+
+
+def load() -> None:
+    """Register the kernels of all installed backends; does nothing the second time."""
+    global _loading, _loaded
+    if _loaded:
+        return
+    with _lock:
+        if _loaded or _loading:  # the lock is held while loading, so this is the same thread
+            return
+        _loading = True
+        try:
+            for found in packages().values():
+                Backend._add(found.name)
+                _register(found)
+            _loaded = True
+        finally:
+            _loading = False
+
+
+def _register(found: BackendPackage) -> None:
+    from torch_ops.declarations import catalogue
+    from torch_ops.registry import registry
+    from torch_ops.spec import KernelSpec
+
+    for op in catalogue():
+        if op in found.modules:
+            spec = KernelSpec(op, found.name, f"{found.module}.{op}:{op}", found.requires)
+            try:
+                registry._add(spec, found.distributions[0])
+            except RegistrationConflictError as error:
+                _log.info("%s", error)
+
+
+def rescan() -> None:
+    """Look for entry points and packages anew; kernels registered by hand stay."""
+    global _names, _packages, _loaded
+    from torch_ops.registry import registry
+
+    load()
+    with _lock:
+        for found in packages().values():
+            for op in found.modules.intersection(registry.ops()):
+                for spec in registry.get(op):
+                    if spec.target == f"{found.module}.{op}:{op}":
+                        registry._remove(spec)
+        _names = _packages = None
+        _loaded = False
+        importlib.invalidate_caches()
+        load()

@@ -1,0 +1,114 @@
+"""All use of private parts of Dynamo: code that it must not trace, and the policy guard.
+
+Tested on every supported torch. Imports no part of ``torch._dynamo`` by itself.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import torch
+from torch._C._dynamo import eval_frame as _eval_frame
+
+__all__ = ["depend", "mark_dynamic", "skip"]
+
+_SKIP = _eval_frame._FrameExecStrategy(_eval_frame._FrameAction.SKIP, _eval_frame._FrameAction.SKIP)
+_ATTRIBUTE = "_torch_ops_dependency"
+
+
+def skip(code: types.CodeType) -> None:
+    """Keep Dynamo from tracing this code and what it calls; costs nothing a call."""
+    _eval_frame.set_code_exec_strategy(code, _SKIP)
+
+
+def mark_dynamic(tensor: torch.Tensor, dim: int) -> None:
+    """Make a dimension dynamic from the first compile on, without importing Dynamo."""
+    marked: set[int] = getattr(tensor, "_dynamo_weak_dynamic_indices", set())
+    tensor._dynamo_weak_dynamic_indices = marked | {dim}  # type: ignore[attr-defined]
+
+
+class _Dependency:
+    """What one traced frame depends on: a snapshot by key, compared again before each call."""
+
+    def __init__(self, version: Callable[[], Hashable]) -> None:
+        self._version = version
+        self._wanted: dict[Hashable, tuple[Callable[[], Hashable], Hashable]] = {}
+        self._verdicts: dict[Hashable, bool] = {}
+
+    def add(self, key: Hashable, snapshot: Callable[[], Hashable]) -> None:
+        if key not in self._wanted:
+            self._wanted[key] = (snapshot, snapshot())
+
+    def holds(self, _: object = None) -> bool:
+        version = self._version()
+        verdict = self._verdicts.get(version)
+        if verdict is None:
+            if len(self._verdicts) > 256:
+                self._verdicts.clear()
+            verdict = all(snapshot() == wanted for snapshot, wanted in self._wanted.values())
+            self._verdicts[version] = verdict
+        return verdict
+
+
+def _current_tracer() -> Any:
+    if "torch._dynamo.symbolic_convert" not in sys.modules:
+        return None
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+
+    try:
+        return InstructionTranslator.current_tx()
+    except AttributeError:  # how Dynamo says that nothing is being traced
+        return None
+
+
+def depend(
+    key: Hashable, snapshot: Callable[[], Hashable], version: Callable[[], Hashable]
+) -> None:
+    """Make the frame that is being traced, if any, recompile when a snapshot changes.
+
+    Args:
+        key: Names the dependency; one frame notes each key once.
+        snapshot: Gives the value that the compiled code is valid for.
+        version: Cheap; the same value promises the same snapshots.
+    """
+    tracer = _current_tracer()
+    if tracer is None:
+        return
+    dependency = getattr(tracer.output, _ATTRIBUTE, None)
+    if dependency is None:
+        dependency = _Dependency(version)
+        setattr(tracer.output, _ATTRIBUTE, dependency)
+        _install(tracer, dependency)
+    dependency.add(key, snapshot)
+
+
+def _install(tracer: Any, dependency: _Dependency) -> None:
+    from torch._dynamo.source import AttrSource
+    from torch._dynamo.variables.builder import install_guard
+
+    def create(builder: Any, guard: Any) -> None:
+        manager = builder.get_guard_manager(guard)
+        text = ["torch_ops: the chosen backends are those of the compile"]
+        try:
+            manager.add_lambda_guard(dependency.holds, text)
+        except TypeError:  # a third argument, the user's stack, came with torch 2.12
+            manager.add_lambda_guard(dependency.holds, text, None)
+
+    source = AttrSource(tracer.import_source("torch_ops.policy"), "generation")
+    install_guard(source.make_guard(create))
+
+
+def tag_caches(fingerprint: Callable[[], str]) -> None:
+    """Put the fingerprint into ``torch.compiler.config.cache_key_tag``, after the user's tag.
+
+    PyTorch's on-disk caches know nothing of an op's schema, fake or decomposition.
+    """
+    config = torch.compiler.config
+    tag = config.cache_key_tag
+    mark = f"torch_ops:{fingerprint()}"
+    if mark not in tag.split("|"):
+        kept = [part for part in tag.split("|") if part and not part.startswith("torch_ops:")]
+        config.cache_key_tag = "|".join([*kept, mark])

@@ -1,0 +1,113 @@
+"""The ``TORCH_OPS_*`` variables: one parser, read at the first resolution and by ``refresh()``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from torch_ops.backend import Backend
+from torch_ops.errors import UnknownVariableError, listing, nearest
+
+__all__ = ["VARIABLES", "Environment", "read"]
+
+_PREFIX = "TORCH_OPS_"
+VARIABLES = {
+    "TORCH_OPS_BACKEND": "Backend of all ops (`triton`) or of some (`rms_norm=flashinfer,...`).",
+    "TORCH_OPS_DISABLE": "Backends that never run (`flashinfer`), also per op (`rms_norm:triton`).",
+}
+"""Every variable that is read, with what it does."""
+
+
+@dataclass(frozen=True)
+class Environment:
+    """The parsed variables.
+
+    Attributes:
+        default: Backend of every op that isn't named, or None.
+        per_op: Backend by op.
+        disabled: Disabled backends; the key is an op's name, or None for all ops.
+    """
+
+    default: Backend | None = None
+    per_op: Mapping[str, Backend] = field(default_factory=dict)
+    disabled: Mapping[str | None, frozenset[Backend]] = field(default_factory=dict)
+
+    def disables(self, op: str, backend: Backend) -> str | None:
+        """Give why the backend is disabled for the op, or None."""
+        if backend in self.disabled.get(None, ()):
+            return f"disabled by TORCH_OPS_DISABLE={backend.value}"
+        if backend in self.disabled.get(op, ()):
+            return f"disabled by TORCH_OPS_DISABLE={op}:{backend.value}"
+        return None
+
+
+def read(ops: Iterable[str], environ: Mapping[str, str] | None = None) -> Environment:
+    """Parse the environment.
+
+    Args:
+        ops: Names of all known ops.
+        environ: Variables, ``os.environ`` by default.
+
+    Raises:
+        UnknownVariableError: a variable, an op or a backend in it is unknown; names the nearest.
+    """
+    environ = os.environ if environ is None else environ
+    for name in sorted(environ):
+        if name.startswith(_PREFIX) and name not in VARIABLES:
+            raise UnknownVariableError(
+                f"Unknown environment variable {name}={environ[name]!r}. "
+                f"Known: {', '.join(VARIABLES)}.{nearest(name, VARIABLES)}",
+                variable=name,
+            )
+    known = sorted(ops)
+    default, per_op = _choices(environ.get("TORCH_OPS_BACKEND", ""), known)
+    return Environment(default, per_op, _disabled(environ.get("TORCH_OPS_DISABLE", ""), known))
+
+
+def _choices(text: str, ops: list[str]) -> tuple[Backend | None, dict[str, Backend]]:
+    default: Backend | None = None
+    per_op: dict[str, Backend] = {}
+    for part in _parts(text):
+        op, equals, backend = part.partition("=")
+        if equals:
+            per_op[_op("TORCH_OPS_BACKEND", text, op, ops)] = _backend(
+                "TORCH_OPS_BACKEND", text, backend
+            )
+        else:
+            default = _backend("TORCH_OPS_BACKEND", text, op)
+    return default, per_op
+
+
+def _disabled(text: str, ops: list[str]) -> dict[str | None, frozenset[Backend]]:
+    result: dict[str | None, frozenset[Backend]] = {}
+    for part in _parts(text):
+        left, colon, right = part.partition(":")
+        key = _op("TORCH_OPS_DISABLE", text, left, ops) if colon else None
+        backend = _backend("TORCH_OPS_DISABLE", text, right if colon else left)
+        result[key] = result.get(key, frozenset()) | {backend}
+    return result
+
+
+def _parts(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _op(variable: str, text: str, name: str, ops: list[str]) -> str:
+    name = name.strip()
+    if name not in ops:
+        raise UnknownVariableError(
+            f"{variable}={text!r} names the unknown op {name!r}. "
+            f"Known: {listing(ops)}.{nearest(name, ops)}",
+            variable=variable,
+        )
+    return name
+
+
+def _backend(variable: str, text: str, name: str) -> Backend:
+    try:
+        return Backend(name.strip())
+    except ValueError as error:
+        raise UnknownVariableError(
+            f"{variable}={text!r} names an unknown backend: {error}", variable=variable
+        ) from None

@@ -1,0 +1,124 @@
+"""Every exception that torch_ops raises on purpose. Imports nothing of the project."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+__all__ = [
+    "AmbiguousBackendError",
+    "AttentionOverrideError",
+    "BackendUnavailableError",
+    "CaptureError",
+    "DeclarationError",
+    "InvalidTargetError",
+    "NoBackendError",
+    "NoBackwardError",
+    "NotPreparedError",
+    "PluginConflictError",
+    "RegistrationConflictError",
+    "TorchOpsError",
+    "UnknownBackendError",
+    "UnknownOpError",
+    "UnknownVariableError",
+]
+
+
+class TorchOpsError(Exception):
+    """Base of all errors of torch_ops; ``str(error)`` is the plain message.
+
+    Keyword arguments become attributes, so that tools need not parse the text.
+    """
+
+    def __init__(self, message: str = "", **data: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self._data = data
+        for name, value in data.items():
+            setattr(self, name, value)
+
+    def __str__(self) -> str:
+        return self.message
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.message, self._data)
+
+
+def _rebuild(cls: type[TorchOpsError], message: str, data: Mapping[str, Any]) -> TorchOpsError:
+    return cls(message, **data)
+
+
+class UnknownOpError(TorchOpsError, KeyError):
+    """No kernel is registered under this op name. Attributes: ``op``."""
+
+
+class UnknownBackendError(TorchOpsError, KeyError):
+    """The op has no kernel of this backend. Attributes: ``op``, ``backend``."""
+
+
+class NoBackendError(TorchOpsError, ValueError):
+    """No candidate may run this call. Attributes: ``op``, ``candidates``."""
+
+    candidates: tuple[Any, ...]
+
+
+class AmbiguousBackendError(TorchOpsError, ValueError):
+    """Several backends may run and nothing decides. Attributes: ``op``, ``candidates``."""
+
+    candidates: tuple[Any, ...]
+
+
+class BackendUnavailableError(TorchOpsError, ValueError):
+    """The backend that was asked for can't run. Attributes: ``op``, ``backend``, ``reasons``."""
+
+    reasons: tuple[str, ...]
+
+
+class RegistrationConflictError(TorchOpsError, ValueError):
+    """Another spec holds this (op, backend). Attributes: ``registered``, ``rejected``."""
+
+
+class InvalidTargetError(TorchOpsError, ValueError):
+    """A kernel target isn't of the form ``module:attr``."""
+
+
+class DeclarationError(TorchOpsError, TypeError):
+    """A declaration, its fake and a backend's function disagree."""
+
+
+class PluginConflictError(TorchOpsError, ValueError):
+    """Two distributions provide one backend name. Attributes: ``backend``, ``distributions``."""
+
+
+class UnknownVariableError(TorchOpsError, ValueError):
+    """A ``TORCH_OPS_*`` variable has an unknown name, op or backend. Attributes: ``variable``."""
+
+
+class NoBackwardError(TorchOpsError, NotImplementedError):
+    """An input requires grad and the op has no backward. Attributes: ``op``."""
+
+
+class AttentionOverrideError(TorchOpsError, ValueError):
+    """An override was refused and nothing was changed. Attributes: ``refused`` (layer: reasons)."""
+
+    refused: dict[str, tuple[str, ...]]
+
+
+class NotPreparedError(TorchOpsError, RuntimeError):
+    """A layer's implementation has not been prepared for this device and dtype."""
+
+
+class CaptureError(TorchOpsError, RuntimeError):
+    """Something that allocates, loads or plans was asked for while a stream is capturing."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Give ``" Did you mean 'x'?"`` for the closest known name, or an empty string."""
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return f" Did you mean {close[0]!r}?" if close else ""
+
+
+def listing(names: Sequence[str]) -> str:
+    """Format names for a message: ``'a', 'b'``, or ``none``."""
+    return ", ".join(repr(name) for name in names) if names else "none"

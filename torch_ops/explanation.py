@@ -1,0 +1,129 @@
+"""`explain`: why this kernel, without running anything. It gives the selector's own verdicts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch_ops import policy, selector
+from torch_ops.backend import Backend
+from torch_ops.errors import TorchOpsError, UnknownBackendError
+from torch_ops.platform import Platform, platform_of
+from torch_ops.registry import registry
+from torch_ops.selector import Candidate
+
+__all__ = ["Explanation", "explain"]
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What would run and why; ``str()`` is a table.
+
+    Attributes:
+        op: The op's name.
+        chosen: Backend that would run, None where the call would raise.
+        source: Who decides: ``"call"``, ``"scope"``, ``"layer"``, ``"process"``,
+            ``"environment"``, ``"tuned"`` or ``"declared"``.
+        candidates: Every registered kernel in order of preference, with all its reasons.
+        platform: Where the call would run.
+        error: What the call would raise, None where it would run.
+    """
+
+    op: str
+    chosen: Backend | None
+    source: str
+    candidates: tuple[Candidate, ...]
+    platform: Platform
+    error: TorchOpsError | None = None
+
+    def __str__(self) -> str:
+        chosen = self.chosen.value if self.chosen is not None else "none"
+        lines = [f"{self.op} on {self.platform}: {chosen} ({self.source})"]
+        rows = [
+            (
+                "->" if candidate.backend is self.chosen else "  ",
+                candidate.backend.value,
+                "usable" if candidate.usable else "not usable",
+                candidate.state,
+                "; ".join(candidate.reasons),
+            )
+            for candidate in self.candidates
+        ]
+        widths = [max((len(row[i]) for row in rows), default=0) for i in range(4)]
+        for row in rows:
+            cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
+            lines.append("  ".join([*cells, row[4]]).rstrip())
+        if self.error is not None:
+            lines.append(f"would raise {type(self.error).__name__}: {self.error}")
+        return "\n".join(lines)
+
+
+def explain(
+    op: str, *args: Any, platform: Platform | None = None, **kwargs: Any
+) -> Explanation:
+    """Say which kernel a call would run, who decided, and why no other; runs nothing.
+
+    With arguments the per-call checks are asked too, which imports the candidates' modules.
+
+    Args:
+        op: Name of a declared or registered op.
+        *args: The call's arguments, positional.
+        platform: Where it would run; that of the first tensor, else of this machine.
+        **kwargs: The call's arguments by name, and ``backend``.
+
+    Raises:
+        UnknownOpError: nothing is registered under the name.
+        TypeError: the arguments don't fit the op's signature.
+        UnknownVariableError: the environment can't be read.
+    """
+    selector.require_op(op)
+    backend = kwargs.pop("backend", None)
+    call = _arguments(op, args, kwargs)
+    platform = platform or (platform_of(call) if call else None) or Platform.detect()
+    scope = policy.current_scope()
+    choice = policy.choose(op, scope) if backend is None else policy.Choice(None, "call")
+    candidates = _ranked(op, platform, call)
+    try:
+        plan = selector.make_plan(op, platform, backend=backend, scope=scope, args=call)
+    except (TorchOpsError, UnknownBackendError) as error:
+        return Explanation(op, None, choice.source, candidates, platform, error)
+    return Explanation(op, plan.specs[0].backend, plan.source, candidates, platform)
+
+
+def _arguments(op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
+    from torch_ops.declarations import catalogue
+
+    declaration = catalogue().get(op)
+    if not args and not kwargs:
+        return None
+    if declaration is None:
+        return (*args, *kwargs.values())
+    bound = declaration.signature.bind(*args, **kwargs)
+    bound.apply_defaults()
+    return bound.args
+
+
+def _ranked(
+    op: str, platform: Platform, args: tuple[Any, ...] | None
+) -> tuple[Candidate, ...]:
+    """Judge every kernel; those in the declared order come first, in that order."""
+    order = selector.order_of(op, platform) or ()
+    judged = []
+    for spec in registry.get(op):
+        candidate = selector.judge(spec, platform, args)
+        name = spec.backend.value
+        if order and name not in order:
+            reason = f"not in the declared order; choose it by backend={name!r}"
+            candidate = Candidate(
+                candidate.backend,
+                candidate.usable,
+                (*candidate.reasons, reason),
+                candidate.state,
+            )
+        judged.append(candidate)
+
+    def rank(candidate: Candidate) -> int:
+        name = candidate.backend.value
+        return order.index(name) if name in order else len(order)
+
+    return tuple(sorted(judged, key=rank))

@@ -1,0 +1,180 @@
+"""Loading kernels: once, with a sticky and explained failure. It makes no choices."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import logging
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch_ops import discovery, dynamo
+from torch_ops.errors import CaptureError, DeclarationError
+from torch_ops.spec import KernelSpec
+
+__all__ = ["Kernel", "failure", "load", "state"]
+
+_log = logging.getLogger(__name__)
+_lock = threading.RLock()
+_kernels: dict[KernelSpec, Kernel] = {}
+_failures: dict[KernelSpec, Exception] = {}
+
+
+@dataclass
+class Kernel:
+    """A loaded kernel.
+
+    Attributes:
+        spec: What it was loaded from.
+        function: The backend's own function.
+        supports: Its per-call predicate, or None where it takes every legal call.
+        verified: Whether it has run once.
+    """
+
+    spec: KernelSpec
+    function: Callable[..., Any]
+    supports: Callable[..., str | None] | None
+    verified: bool = field(default=False)
+
+
+def load(spec: KernelSpec) -> Kernel:
+    """Import a kernel and check it against the op's declaration; the same object ever after.
+
+    Raises:
+        DeclarationError: its signature differs from the declaration's.
+        CaptureError: it isn't loaded yet and a stream of this thread is capturing.
+        Exception: what the import raised, now and at every later call until ``refresh()``.
+    """
+    kernel = _kernels.get(spec)
+    if kernel is not None:
+        return kernel
+    with _lock:
+        kernel = _kernels.get(spec)
+        if kernel is not None:
+            return kernel
+        if spec in _failures:
+            raise _failures[spec]
+        _refuse_in_capture(spec)
+        try:
+            kernel = _import(spec)
+        except Exception as error:
+            _failures[spec] = error
+            _log.info("kernel %s failed to load: %s", spec.target, failure(spec))
+            raise
+        _kernels[spec] = kernel
+        return kernel
+
+
+def _import(spec: KernelSpec) -> Kernel:
+    function = spec.load()
+    module = sys.modules.get(spec.module)
+    supports = None
+    if module is not None and spec.module.rpartition(".")[2] == spec.op == spec.attr:
+        supports = getattr(module, "supports", None)
+        if spec.op == "attention" and hasattr(module, "prepare"):
+            supports = getattr(module, "supports_call", None)  # `supports` is the layers' there
+    declaration = _declaration(spec.op)
+    if declaration is not None:
+        _check_signature(spec, function, declaration.reference, "kernel", defaults=True)
+        if supports is not None:
+            _check_signature(spec, supports, declaration.reference, "supports", defaults=False)
+    for code in (getattr(function, "__code__", None), getattr(supports, "__code__", None)):
+        if code is not None:
+            dynamo.skip(code)
+    return Kernel(spec, function, supports)
+
+
+def _declaration(op: str) -> Any:
+    from torch_ops.declarations import catalogue
+
+    return catalogue().get(op)
+
+
+def _check_signature(
+    spec: KernelSpec,
+    function: Callable[..., Any],
+    reference: Callable[..., Any],
+    role: str,
+    *,
+    defaults: bool,
+) -> None:
+    """Compare parameters: names, order, kinds and, for kernels, defaults and annotations."""
+    want, got = inspect.signature(reference), inspect.signature(function)
+    same = [(p.name, p.kind) for p in want.parameters.values()] == [
+        (p.name, p.kind) for p in got.parameters.values()
+    ]
+    pairs = list(zip(want.parameters.values(), got.parameters.values(), strict=False))
+    same = same and all(
+        b.default == a.default or (not defaults and b.default is b.empty) for a, b in pairs
+    )
+    if defaults:
+        same = same and all(_same_type(a.annotation, b.annotation) for a, b in pairs)
+    if not same:
+        code = getattr(function, "__code__", None)
+        where = f"{code.co_filename}:{code.co_firstlineno}" if code else spec.target
+        raise DeclarationError(
+            f"op {spec.op!r}, backend {spec.backend.value!r}: the {role}'s signature differs "
+            f"from the declaration. Declared: {spec.op}{want}. Received: {role}{got} at {where}."
+        )
+
+
+def _same_type(declared: Any, received: Any) -> bool:
+    if received is inspect.Parameter.empty:
+        return True
+    return _type_name(declared) == _type_name(received)
+
+
+def _type_name(annotation: Any) -> str:
+    text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+    return text.replace("torch.", "").replace(" ", "").replace("Optional[Tensor]", "Tensor|None")
+
+
+def _refuse_in_capture(spec: KernelSpec) -> None:
+    import torch
+
+    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        raise CaptureError(
+            f"op {spec.op!r}, backend {spec.backend.value!r}: not loaded, and a stream is "
+            f"capturing; prepare first: torch_ops.warmup({spec.op!r}, ...) before the capture"
+        )
+
+
+def failure(spec: KernelSpec) -> str | None:
+    """Give type and text of what loading raised, or None."""
+    error = _failures.get(spec)
+    return None if error is None else f"{type(error).__name__}: {error}"
+
+
+def missing(spec: KernelSpec) -> str | None:
+    """Give why the target's top-level package can't be found, or None. Imports nothing."""
+    top = spec.module.partition(".")[0]
+    if top in sys.modules:
+        found = sys.modules[top] is not None
+    else:
+        try:
+            found = importlib.util.find_spec(top) is not None
+        except (ImportError, ValueError):
+            found = False
+    return None if found else f"not installed: no module named {top!r}"
+
+
+def state(spec: KernelSpec) -> str:
+    """Give how far a kernel has come: declared, found, imported, verified or failed."""
+    if spec in _failures:
+        return "failed"
+    kernel = _kernels.get(spec)
+    if kernel is not None:
+        return "verified" if kernel.verified else "imported"
+    package = discovery.package(spec.backend)
+    if package is not None and (package.problem or package.unavailable):
+        return "declared"
+    return "declared" if missing(spec) else "found"
+
+
+def forget_failures() -> None:
+    """Let failed kernels be tried again."""
+    with _lock:
+        _failures.clear()

@@ -1,0 +1,246 @@
+"""Who decides which backend runs: scope, process, environment. It knows no kernels.
+
+Every change bumps one generation number and empties the plans that were made under it, so that
+nothing outlives a change.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar, Token
+from dataclasses import dataclass, field, replace
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import torch
+
+from torch_ops import environment
+from torch_ops.backend import Backend
+from torch_ops.errors import TorchOpsError, UnknownOpError, listing, nearest
+
+__all__ = ["Choice", "debug", "set_backend", "use_backend"]
+
+
+@dataclass(frozen=True)
+class Choices:
+    """Backends chosen by one source: for single ops, else for all; None clears an op's choice."""
+
+    default: Backend | None = None
+    per_op: Mapping[str, Backend | None] = field(default_factory=dict)
+
+    def over(self, outer: Choices) -> Choices:
+        """Merge with what an outer scope chose; what this one says wins."""
+        if self.default is not None:
+            return self
+        return Choices(outer.default, {**outer.per_op, **self.per_op})
+
+    def get(self, op: str) -> Backend | None:
+        """The backend chosen for an op, or None where this source doesn't speak."""
+        return self.per_op.get(op, self.default)
+
+
+@dataclass(frozen=True, eq=False)
+class Scope:
+    """What a context has chosen. Interned: equal scopes are one object, so plans are reused."""
+
+    choices: Choices
+    debug: bool
+
+
+class Choice(NamedTuple):
+    """A decision: the backend, None where the declared order decides, and who made it."""
+
+    backend: Backend | None
+    source: str
+
+
+_lock = threading.RLock()
+_scope: ContextVar[Scope | None] = ContextVar("torch_ops_scope", default=None)
+_interned: dict[Any, Scope] = {}
+_process: list[Choices] = []
+_environment: environment.Environment | None = None
+_plans: list[dict[Any, Any]] = []
+tuned: dict[tuple[str, str | None, str], Backend] = {}
+"""Measured choices by (device, arch, op); empty until a device has been tuned."""
+generation = 0
+current_scope = _scope.get
+
+
+def invalidate() -> None:
+    """Drop every plan made so far; they are made anew at the next call."""
+    global generation
+    with _lock:
+        generation += 1
+        for plans in _plans:
+            plans.clear()
+
+
+def track(plans: dict[Any, Any]) -> dict[Any, Any]:
+    """Empty this dict at every change from now on."""
+    _plans.append(plans)
+    return plans
+
+
+def remember(plans: dict[Any, Any], key: object, made_in: int, plan: object) -> None:
+    """Store a plan unless something changed since its making began."""
+    with _lock:
+        if generation == made_in:
+            plans[key] = plan
+
+
+def env() -> environment.Environment:
+    """The parsed environment, read at the first use.
+
+    Raises:
+        UnknownVariableError: see `torch_ops.environment.read`.
+    """
+    global _environment
+    if _environment is None:
+        from torch_ops.declarations import catalogue
+        from torch_ops.registry import registry
+
+        _environment = environment.read({*registry.ops(), *catalogue()})
+    return _environment
+
+
+def forget_environment() -> None:
+    """Read the environment anew at the next resolution."""
+    global _environment
+    _environment = None
+    invalidate()
+
+
+def choose(op: str, scope: Scope | None) -> Choice:
+    """Decide by scope, process and environment; the rest is the declared order's."""
+    chosen = scope.choices.get(op) if scope is not None else None
+    if chosen is not None:
+        return Choice(chosen, "scope")
+    chosen = _process_choices().get(op)
+    if chosen is not None:
+        return Choice(chosen, "process")
+    variables = env()
+    chosen = variables.per_op.get(op, variables.default)
+    if chosen is not None:
+        return Choice(chosen, "environment")
+    return Choice(None, "declared")
+
+
+def _process_choices() -> Choices:
+    merged = Choices()
+    for layer in tuple(_process):
+        merged = layer.over(merged)
+    return merged
+
+
+def _make_choices(backend: Any, per_op: Mapping[str, Any], *, clearing: bool) -> Choices:
+    from torch_ops.declarations import catalogue
+    from torch_ops.registry import registry
+
+    known = sorted({*registry.ops(), *catalogue()})
+    for op, value in per_op.items():
+        if op not in known:
+            raise UnknownOpError(
+                f"No kernels registered for op {op!r}. Known: {listing(known)}."
+                f"{nearest(op, known)}",
+                op=op,
+            )
+        if value is None and not clearing:
+            raise TypeError(f"use_backend: backend of op {op!r} must be a Backend or str, not None")
+    return Choices(
+        None if backend is None else Backend(backend),
+        {op: None if value is None else Backend(value) for op, value in per_op.items()},
+    )
+
+
+def _intern(choices: Choices, debugging: bool) -> Scope:
+    key = (choices.default, tuple(sorted(choices.per_op.items())), debugging)
+    with _lock:
+        return _interned.setdefault(key, Scope(choices, debugging))
+
+
+class _Scoped:
+    """A context manager that lays a change over the present scope; nestable and reusable."""
+
+    def __init__(self, change: Callable[[Scope], tuple[Choices, bool]]) -> None:
+        self._change = change
+        self._tokens: list[Token[Scope | None]] = []
+
+    def __enter__(self) -> None:
+        _refuse_in_traced_code("a scope")
+        outer = _scope.get() or _EMPTY
+        self._tokens.append(_scope.set(_intern(*self._change(outer))))
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        _scope.reset(self._tokens.pop())
+
+
+_EMPTY = _intern(Choices(), False)
+
+
+def _refuse_in_traced_code(what: str) -> None:
+    if torch.compiler.is_compiling():
+        raise TorchOpsError(
+            f"torch_ops: {what} can't be entered inside code that torch.compile traces; pass "
+            "backend= to the call instead, or enter the scope around the compiled function"
+        )
+
+
+def use_backend(backend: Backend | str | None = None, /, **per_op: Backend | str) -> _Scoped:
+    """Choose backends for the calls in a ``with`` block, in this thread or task alone.
+
+    The choice is strict: the backend runs or the call raises. Around a compiled function it
+    takes effect; inside traced code it is refused, pass ``backend=`` there.
+
+    Args:
+        backend: Backend of every op that isn't named.
+        **per_op: Backend of single ops, ``use_backend("triton", rms_norm="torch")``.
+
+    Raises:
+        UnknownOpError: an op's name is unknown.
+        ValueError: a backend's name is unknown.
+    """
+    _refuse_in_traced_code("use_backend")
+    chosen = _make_choices(backend, per_op, clearing=False)
+    return _Scoped(lambda outer: (chosen.over(outer.choices), outer.debug))
+
+
+def debug(enabled: bool = True) -> _Scoped:
+    """Switch data-dependent and aliasing checks on in a ``with`` block. They synchronize."""
+    return _Scoped(lambda outer: (outer.choices, enabled))
+
+
+def set_backend(
+    backend: Backend | str | None = None, /, **per_op: Backend | str | None
+) -> Callable[[], None]:
+    """Choose backends for the whole process, all threads, until the returned undo is called.
+
+    Args:
+        backend: Backend of every op that isn't named.
+        **per_op: Backend of single ops; None clears what an earlier call chose for the op.
+
+    Returns:
+        A function that takes back this call's choices and no others, in any order.
+
+    Raises:
+        UnknownOpError: an op's name is unknown.
+        ValueError: a backend's name is unknown.
+    """
+    _refuse_in_traced_code("set_backend")
+    layer = replace(_make_choices(backend, per_op, clearing=True))
+    with _lock:
+        _process.append(layer)
+        invalidate()
+
+    def undo() -> None:
+        with _lock:
+            if any(held is layer for held in _process):
+                _process[:] = [held for held in _process if held is not layer]
+                invalidate()
+
+    return undo

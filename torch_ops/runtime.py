@@ -1,0 +1,204 @@
+"""What the dispatcher calls: one kernel per device key and op, and its fake.
+
+The kernel checks the arguments and runs the plan of the present policy, kept in a slot by scope.
+It is installed under the device keys of an operator that ``torch.library.custom_op`` declares;
+custom_op's own Python layers cost 8 to 14 us a call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.library import Library, custom_op, fallthrough_kernel
+
+from torch_ops import binding, callables, dynamo, policy, schema, selector
+from torch_ops.backend import Backend
+from torch_ops.declare import Declaration
+from torch_ops.errors import NoBackwardError, TorchOpsError
+from torch_ops.platform import Platform, platform_of
+from torch_ops.registry import registry
+
+__all__ = ["register"]
+
+NAMESPACE = "torch_ops"
+_DEVICE_KEYS = ("CPU", "CUDA")
+_AUTOGRAD_KEYS = ("AutogradCPU", "AutogradCUDA", "AutogradXPU", "AutogradMPS", "AutogradMeta")
+_library = Library(NAMESPACE, "FRAGMENT")  # kept for ever: a collected library crashes its ops
+_grad_enabled = torch._C.is_grad_enabled
+_any_requires_grad = torch._C._any_requires_grad
+_increment_version = torch.autograd.graph.increment_version
+_scope = policy.current_scope
+
+
+def register(declaration: Declaration) -> None:
+    """Make a declaration an operator: default overload, ``.backend`` overload, callable."""
+    name = declaration.name
+    custom_op(
+        f"{NAMESPACE}::{name}",
+        _refuse_device(declaration),
+        mutates_args=declaration.mutates,
+        schema=declaration.schema,
+    )
+    _library.define(f"{name}.backend{schema.backend_overload(declaration.schema)}")
+    for overload, named in ((name, False), (f"{name}.backend", True)):
+        _library._register_fake(overload, _fake(declaration, named), _stacklevel=0)
+        for key in _DEVICE_KEYS:
+            kernel = _kernel(declaration, named)
+            dynamo.skip(kernel.__code__)  # type: ignore[attr-defined]
+            _library.impl(overload, kernel, key)
+        for key in _AUTOGRAD_KEYS:
+            _library.impl(overload, fallthrough_kernel, key)
+        if declaration.mutates:
+            _library.impl(overload, fallthrough_kernel, "ADInplaceOrView")
+    callables.publish(declaration)
+
+
+def _refuse_device(declaration: Declaration) -> Callable[..., Any]:
+    def refuse(*args: Any) -> Any:
+        devices = sorted({str(arg.device) for arg in args if isinstance(arg, Tensor)})
+        raise TorchOpsError(
+            f"op {declaration.name!r}: no kernels for device {', '.join(devices)} "
+            "(accepted: cpu, cuda; ROCm tensors have device type cuda)"
+        )
+
+    return refuse
+
+
+def refuse_grad(op: str) -> NoBackwardError:
+    """Build the error for inputs that require grad, the same in eager and compiled code."""
+    return NoBackwardError(
+        f"op {op!r}: an input requires grad and no backend of the op has a backward "
+        "(accepted: inputs without grad, or calls under torch.no_grad() or "
+        "torch.inference_mode()); detach the input or leave grad mode",
+        op=op,
+    )
+
+
+def _kernel(declaration: Declaration, named: bool) -> Callable[..., Any]:
+    """Build the kernel of one overload and device key. It is on the hot path of every call."""
+    op, mutates = declaration.name, bool(declaration.mutates)
+    written = [list(declaration.signature.parameters).index(n) for n in declaration.mutates]
+    slots: dict[Any, Callable[..., Any]] = policy.track({})
+    find = slots.get
+
+    def kernel(*args: Any) -> Any:
+        if _grad_enabled() and _any_requires_grad(*args):
+            raise refuse_grad(op)
+        declaration.checker(*args)  # type: ignore[misc]
+        run = find(_scope())
+        if run is None:
+            run = _resolve(op, slots, _scope(), args, None)
+        return run(*args)
+
+    def kernel_mutating(*args: Any) -> None:
+        if _grad_enabled() and _any_requires_grad(*args):
+            raise refuse_grad(op)
+        declaration.checker(*args)  # type: ignore[misc]
+        run = find(_scope())
+        if run is None:
+            run = _resolve(op, slots, _scope(), args, None)
+        run(*args)
+        for index in written:
+            _increment_version(args[index])
+
+    def kernel_named(*args: Any) -> Any:
+        args, backend = args[:-1], args[-1]
+        if _grad_enabled() and _any_requires_grad(*args):
+            raise refuse_grad(op)
+        declaration.checker(*args)  # type: ignore[misc]
+        run = find((_scope(), backend))
+        if run is None:
+            run = _resolve(op, slots, _scope(), args, backend)
+        result = run(*args)
+        for index in written:
+            _increment_version(args[index])
+        return result
+
+    return kernel_named if named else kernel_mutating if mutates else kernel
+
+
+def _resolve(
+    op: str,
+    slots: dict[Any, Any],
+    scope: policy.Scope | None,
+    args: tuple[Any, ...],
+    backend: str | None,
+) -> Callable[..., Any]:
+    """Make the plan of a call and keep it, once its kernels have run, where it holds for all."""
+    made_in = policy.generation
+    platform = platform_of(args) or Platform.cpu()
+    plan = selector.make_plan(op, platform, backend=backend, scope=scope)
+    run, lasting = binding.bind(plan, debugging=scope is not None and scope.debug)
+    if lasting and (platform.device == "cpu" or _one_architecture()):
+        policy.remember(slots, scope if backend is None else (scope, backend), made_in, run)
+    return run
+
+
+def _one_architecture() -> bool:
+    """Whether all visible GPUs are alike, so that one plan serves each of them."""
+    count = torch.cuda.device_count()
+    return count == 1 or len({Platform.detect(f"cuda:{i}").arch for i in range(count)}) == 1
+
+
+def _fake(declaration: Declaration, named: bool) -> Callable[..., Any]:
+    op = declaration.name
+
+    def fake(*args: Any) -> Any:
+        backend = None
+        if named:
+            args, backend = args[:-1], args[-1]
+            registry.find(op, backend)
+        if _grad_enabled() and _any_requires_grad(*args):
+            raise refuse_grad(op)
+        declaration.checker(*args)  # type: ignore[misc]
+        depend_on_policy(op, args, backend)
+        return declaration.faker(*args)
+
+    return fake
+
+
+def depend_on_policy(op: str, args: tuple[Any, ...], backend: str | None) -> None:
+    """Make a frame that is being traced compile anew when another kernel would run."""
+    dynamo.tag_caches(_fingerprint)
+    device = next((arg.device for arg in args if isinstance(arg, Tensor)), None)
+    if device is None or device.type not in ("cpu", "cuda"):
+        return
+    dynamo.depend(
+        (op, backend, device),
+        lambda: signature(op, device, backend),
+        lambda: (policy.current_scope(), policy.generation),
+    )
+
+
+_fingerprints: dict[int, str] = {}
+
+
+def _fingerprint() -> str:
+    made = _fingerprints.get(policy.generation)
+    if made is None:
+        made = registry.fingerprint()
+        _fingerprints.clear()
+        _fingerprints[policy.generation] = made
+    return made
+
+
+def signature(op: str, device: torch.device, backend: str | None = None) -> tuple[str, ...]:
+    """Name the kernels that a call may run now; equal names run equal kernels.
+
+    The list ends with the reference, which takes every legal call.
+    """
+    try:
+        plan = selector.make_plan(
+            op, Platform.detect(device), backend=backend, scope=policy.current_scope()
+        )
+    except TorchOpsError as error:
+        return ("error", type(error).__name__)
+    targets = []
+    for spec in plan.specs:
+        targets.append(spec.target)
+        if spec.backend is Backend.TORCH:
+            break
+    return tuple(targets)
