@@ -19,6 +19,8 @@ def main(arguments: list[str] | None = None) -> None:
         SystemExit: always, with the exit code.
     """
     try:
+        import rich  # noqa: F401  (a terminal needs it later; said at once, and piped or not)
+
         from torch_ops.cli.app import app
     except ModuleNotFoundError as error:
         if error.name not in _EXTRA:

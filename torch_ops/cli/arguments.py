@@ -35,7 +35,7 @@ def _named(value: object) -> bool:
 
 def parse_shape(text: str) -> tuple[int, ...]:
     """``"4x4096"``, ``"4,4096"``, ``"[4, 4096]"`` or ``"()"`` (no dimension) to a shape."""
-    inner = text.strip().strip("()[]").strip()
+    inner = text.strip().strip("()[]").strip().removesuffix(",")
     if not inner:
         return ()
     sizes = re.split(r"\s*[x,]\s*|\s+", inner)

@@ -110,10 +110,13 @@ def ops() -> Report:
         found.append(
             {
                 "name": name,
-                "schema": declaration.schema if declaration else None,
+                "schema": f"{name}{declaration.schema}" if declaration else None,
                 "backends": [spec.backend.value for spec in torch_ops.registry.get(name)],
                 "doc": declaration.doc.strip().partition("\n")[0] if declaration else None,
             }
         )
-    rows = [(o["name"], ", ".join(o["backends"]) or "-", o["schema"] or "-") for o in found]
+    rows = [
+        (o["name"], ", ".join(o["backends"]) or "-", (o["schema"] or "-").removeprefix(o["name"]))
+        for o in found
+    ]
     return Report({"ops": found}, (Table("Ops", ("op", "backends", "schema"), rows),))

@@ -1,0 +1,226 @@
+"""The commands as a user types them: what they show, as JSON and as text, and how they exit."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import torch_ops
+from torch_ops.cli import main
+from torch_ops.declarations import catalogue
+
+
+class Shell:
+    """Runs ``torch-ops`` in this process."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+
+    def __call__(self, *arguments: str) -> tuple[int, str, str]:
+        """Exit code, stdout and stderr."""
+        with pytest.raises(SystemExit) as exited:
+            main(list(arguments))
+        captured = self._capsys.readouterr()
+        code = exited.value.code
+        return code if isinstance(code, int) else int(code is not None), *captured
+
+    def json(self, *arguments: str, code: int = 0) -> Any:
+        """The object on stdout."""
+        got, out, err = self(*arguments, "--json")
+        assert got == code, err
+        return json.loads(out)
+
+
+@pytest.fixture
+def shell(capsys: pytest.CaptureFixture[str]) -> Shell:
+    return Shell(capsys)
+
+
+def test_info(shell: Shell) -> None:
+    found = shell.json("info")
+    assert found["platforms"][0] == {
+        "device": "cpu",
+        "arch": None,
+        "index": None,
+        "name": torch_ops.Platform.cpu().name,
+    }
+    backends = {b["name"]: b for b in found["backends"]}
+    assert list(backends) == [b.value for b in torch_ops.Backend]
+    assert backends["torch"]["usable"] is True
+    assert set(backends["torch"]["ops"]) == set(catalogue())
+    assert sum(backends["torch"]["states"].values()) == len(catalogue())
+    assert set(found["versions"]) >= {"python", "torch", "torch-ops", "triton"}
+    _, text, _ = shell("info")
+    assert [line for line in text.splitlines() if line and line[0] != " "] == [
+        "Platforms",
+        "Backends",
+        "Versions",
+    ]
+
+
+def test_info_names_what_no_package_provides(shell: Shell) -> None:
+    for backend in shell.json("info")["backends"]:
+        if not backend["distributions"]:
+            assert backend["usable"] is False
+            assert backend["reason"] == "no installed package provides it"
+
+
+def test_list(shell: Shell) -> None:
+    found = {op["name"]: op for op in shell.json("list")["ops"]}
+    assert set(found) == set(catalogue())
+    for name, declaration in catalogue().items():
+        assert found[name]["schema"] == f"{name}{declaration.schema}"
+        assert found[name]["doc"] == declaration.doc.splitlines()[0]
+    _, text, _ = shell("list")
+    assert [line.split()[0] for line in text.splitlines()[2:]] == sorted(catalogue())
+
+
+def test_list_has_ops_that_are_only_registered(shell: Shell) -> None:
+    torch_ops.register_kernel(torch_ops.KernelSpec("only_registered", "torch", "math:sqrt"))
+    found = {op["name"]: op for op in shell.json("list")["ops"]}
+    assert found["only_registered"] == {
+        "name": "only_registered",
+        "schema": None,
+        "backends": ["torch"],
+        "doc": None,
+    }
+
+
+def test_explain_a_call(shell: Shell) -> None:
+    call = ("--dtype", "bfloat16", "--shape", "4x64", "--shape", "64", "--arg", "eps=1e-5")
+    found = shell.json("explain", "rms_norm", *call, "--device", "cpu")
+    assert found["arguments"] == {
+        "x": "bfloat16[4, 64]@cpu",
+        "weight": "bfloat16[64]@cpu",
+        "eps": "1e-05",
+    }
+    assert (found["chosen"], found["source"]) == ("torch", "declared")
+    assert [c["backend"] for c in found["candidates"]][:1] == ["torch"]
+
+
+def test_explain_shows_the_table_of_explain(shell: Shell) -> None:
+    _, text, _ = shell("explain", "rms_norm")
+    platform = torch_ops.Platform.cpu()
+    assert text == f"{torch_ops.explain('rms_norm', platform=platform)}\n"
+
+
+def test_explain_the_backend_of_a_call(shell: Shell) -> None:
+    found = shell.json("explain", "rms_norm", "--backend", "inductor")
+    assert (found["chosen"], found["source"]) == ("inductor", "call")
+
+
+def test_explain_what_would_raise(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_OPS_DISABLE", "rms_norm:torch,rms_norm:inductor")
+    torch_ops.refresh()
+    found = shell.json("explain", "rms_norm", code=1)
+    assert found["chosen"] is None
+    assert found["error"]["type"] == "NoBackendError"
+    assert [c["reasons"] for c in found["candidates"]] == [
+        ["disabled by TORCH_OPS_DISABLE=rms_norm:torch"],
+        ["disabled by TORCH_OPS_DISABLE=rms_norm:inductor"],
+    ]
+    code, text, _ = shell("explain", "rms_norm")
+    assert code == 1
+    assert "would raise NoBackendError: op 'rms_norm' has no backend usable" in text
+
+
+@pytest.mark.parametrize("as_json", [(), ("--json",)], ids=["text", "json"])
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("rms_nrom",), "UnknownOpError: No kernels registered for op 'rms_nrom'"),
+        (("rms_norm", "--backend", "acme"), "UnknownBackendError: No 'acme' backend registered"),
+    ],
+    ids=["op", "backend"],
+)
+def test_error_is_one_message(
+    shell: Shell, arguments: tuple[str, ...], message: str, as_json: tuple[str, ...]
+) -> None:
+    code, out, err = shell("explain", *arguments, *as_json)
+    assert code == 1
+    assert err.startswith(message)
+    assert "Traceback" not in err
+    if as_json:
+        error = json.loads(out)["error"]
+        assert f"{error['type']}: {error['message']}\n" == err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "Missing argument"),
+        (("rms_norm", "--jsn"), "No such option: --jsn"),
+        (("rms_norm", "--shape", "axb"), "--shape 'axb' is not a shape"),
+        (("rms_norm", "--dtype", "bf17", "--shape", "4"), "--dtype 'bf17' is not a dtype"),
+        (("rms_norm", "--device", "cuda:99"), "--device 'cuda:99' is not on this machine"),
+        (("rms_norm", "--arg", "eps"), "--arg 'eps' is not of the form NAME=VALUE"),
+        (("fused_add_rms_norm", "--shape", "4x8"), "also needs a --shape for each of residual"),
+        (("silu_and_mul", "--shape", "4x7"), "op 'silu_and_mul'"),
+        (("rms_norm", "--shape", "4", "--dtype", "int32"), "op 'rms_norm': argument 'x'"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_usage_errors(shell: Shell, arguments: tuple[str, ...], message: str) -> None:
+    code, out, err = shell("explain", *arguments)
+    assert code == 2
+    assert out == ""
+    assert message in err
+
+
+def test_help_names_every_command(shell: Shell) -> None:
+    code, out, _ = shell("--help")
+    assert code == 0
+    for command in ("info", "list", "explain", "verify", "demo"):
+        assert f"\n  {command} " in out
+        code, text, _ = shell(command, "--help")
+        assert code == 0
+        assert "--json" in text
+
+
+def run(*arguments: str, path: Path | None = None, **streams: Any) -> Any:
+    """Run the installed command in a process of its own."""
+    command = Path(sys.executable).with_name("torch-ops")
+    variables = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR")}
+    variables["TERM"] = "xterm-256color"
+    if path is not None:
+        variables["PYTHONPATH"] = str(path)
+    return subprocess.run(
+        [str(command), *arguments], env=variables, check=False, text=True, **streams
+    )
+
+
+def test_terminal_gets_color_and_a_pipe_does_not() -> None:
+    plain = run("explain", "rms_norm", capture_output=True)
+    assert plain.returncode == 0, plain.stderr
+    assert "\x1b[" not in plain.stdout
+    outer, inner = pty.openpty()
+    try:
+        colored = run("explain", "rms_norm", stdout=inner, stderr=subprocess.PIPE)
+        os.close(inner)
+        shown = os.read(outer, 65536).decode()
+    finally:
+        os.close(outer)
+    assert colored.returncode == 0, colored.stderr
+    assert "\x1b[" in shown
+    assert "rms_norm on cpu" in shown
+
+
+@pytest.mark.parametrize("package", ["typer", "rich"])
+def test_missing_extra_is_one_line(package: str, tmp_path: Path) -> None:
+    (tmp_path / f"{package}.py").write_text(
+        f"raise ModuleNotFoundError(\"No module named '{package}'\", name='{package}')\n"
+    )
+    done = run("info", path=tmp_path, capture_output=True)
+    assert done.returncode == 1
+    assert done.stderr == (
+        f"torch-ops: the command line needs the package '{package}', which is not installed: "
+        "pip install 'torch-ops[cli]'\n"
+    )
+    assert done.stdout == ""
