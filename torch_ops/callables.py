@@ -16,12 +16,14 @@ from torch_ops.declare import Declaration
 __all__ = ["publish"]
 
 _TEMPLATE = """
-def {name}({parameters}, *, backend=None):
-    if {not_tensors}:
-        _refuse({arguments})
-    if backend is None:
-        return _default({arguments})
-    return _named({arguments}, backend if isinstance(backend, str) else backend.value)
+def make(_Tensor, _default, _named, _refuse):
+    def {name}({parameters}, *, backend=None):
+        if {not_tensors}:
+            _refuse({arguments})
+        if backend is None:
+            return _default({arguments})
+        return _named({arguments}, backend if isinstance(backend, str) else backend.value)
+    return {name}
 """
 
 
@@ -47,15 +49,10 @@ def publish(declaration: Declaration) -> None:
         not_tensors=" or ".join(tests),
     )
     packet = getattr(torch.ops.torch_ops, declaration.name)
-    scope: dict[str, Any] = {
-        "_Tensor": Tensor,
-        "_default": packet.default,
-        "_named": packet.backend,
-        "_refuse": _refuser(declaration),
-        "__name__": "torch_ops.ops",
-    }
-    exec(compile(source, f"<torch_ops.ops.{declaration.name}>", "exec"), scope)
-    function = scope[declaration.name]
+    made: dict[str, Any] = {}
+    exec(compile(source, f"<torch_ops.ops.{declaration.name}>", "exec"), globals(), made)
+    function = made["make"](Tensor, packet.default, packet.backend, _refuser(declaration))
+    function.__module__ = ops.__name__
     function.__doc__ = declaration.reference.__doc__
     function.__signature__ = _with_backend(declaration.signature)
     function.declaration = declaration

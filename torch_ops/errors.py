@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 __all__ = [
@@ -26,56 +26,47 @@ __all__ = [
 
 
 class TorchOpsError(Exception):
-    """Base of all errors of torch_ops; ``str(error)`` is the plain message.
+    """Base of all errors of torch_ops; ``str(error)`` is the plain message."""
 
-    Keyword arguments become attributes, so that tools need not parse the text.
-    """
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""
+
+
+class _DataError(TorchOpsError):
+    """Takes keyword arguments that become attributes, so that tools need not parse the text."""
 
     def __init__(self, message: str = "", **data: Any) -> None:
         super().__init__(message)
-        self.message = message
-        self._data = data
-        for name, value in data.items():
-            setattr(self, name, value)
-
-    def __str__(self) -> str:
-        return self.message
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self), self.message, self._data)
+        self.__dict__.update(data)
 
 
-def _rebuild(cls: type[TorchOpsError], message: str, data: Mapping[str, Any]) -> TorchOpsError:
-    return cls(message, **data)
-
-
-class UnknownOpError(TorchOpsError, KeyError):
+class UnknownOpError(_DataError, KeyError):
     """No kernel is registered under this op name. Attributes: ``op``."""
 
 
-class UnknownBackendError(TorchOpsError, KeyError):
+class UnknownBackendError(_DataError, KeyError):
     """The op has no kernel of this backend. Attributes: ``op``, ``backend``."""
 
 
-class NoBackendError(TorchOpsError, ValueError):
+class NoBackendError(_DataError, ValueError):
     """No candidate may run this call. Attributes: ``op``, ``candidates``."""
 
     candidates: tuple[Any, ...]
 
 
-class AmbiguousBackendError(TorchOpsError, ValueError):
+class AmbiguousBackendError(_DataError, ValueError):
     """Several backends may run and nothing decides. Attributes: ``op``, ``candidates``."""
 
     candidates: tuple[Any, ...]
 
 
-class BackendUnavailableError(TorchOpsError, ValueError):
+class BackendUnavailableError(_DataError, ValueError):
     """The backend that was asked for can't run. Attributes: ``op``, ``backend``, ``reasons``."""
 
     reasons: tuple[str, ...]
 
 
-class RegistrationConflictError(TorchOpsError, ValueError):
+class RegistrationConflictError(_DataError, ValueError):
     """Another spec holds this (op, backend). Attributes: ``registered``, ``rejected``."""
 
 
@@ -87,19 +78,19 @@ class DeclarationError(TorchOpsError, TypeError):
     """A declaration, its fake and a backend's function disagree."""
 
 
-class PluginConflictError(TorchOpsError, ValueError):
+class PluginConflictError(_DataError, ValueError):
     """Two distributions provide one backend name. Attributes: ``backend``, ``distributions``."""
 
 
-class UnknownVariableError(TorchOpsError, ValueError):
+class UnknownVariableError(_DataError, ValueError):
     """A ``TORCH_OPS_*`` variable has an unknown name, op or backend. Attributes: ``variable``."""
 
 
-class NoBackwardError(TorchOpsError, NotImplementedError):
+class NoBackwardError(_DataError, NotImplementedError):
     """An input requires grad and the op has no backward. Attributes: ``op``."""
 
 
-class AttentionOverrideError(TorchOpsError, ValueError):
+class AttentionOverrideError(_DataError, ValueError):
     """An override was refused and nothing was changed. Attributes: ``refused`` (layer: reasons)."""
 
     refused: dict[str, tuple[str, ...]]

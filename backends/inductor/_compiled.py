@@ -78,7 +78,8 @@ def _run(declaration: Declaration, dtype: torch.dtype, args: list[Any]) -> Any:
     key = (declaration.name, dtype)
     function = _functions.get(key) or _compile(declaration, key)
     try:
-        with torch.no_grad():
+        # One dispatch key set and grad mode for all callers: Dynamo compiles anew for each.
+        with torch.no_grad(), torch._C._AutoDispatchBelowAutograd():
             return function(*args)
     except torch._dynamo.exc.FailOnRecompileLimitHit as error:
         reason = (
