@@ -104,7 +104,7 @@ def _backend_row(backend: dict[str, Any]) -> tuple[str, ...]:
 def ops() -> Report:
     """Gather every op: schema, backends, first line of its documentation."""
     declared = catalogue()
-    found = []
+    found: list[dict[str, Any]] = []
     for name in sorted({*declared, *torch_ops.registry.ops()}):
         declaration = declared.get(name)
         found.append(
