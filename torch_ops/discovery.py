@@ -40,6 +40,7 @@ class BackendPackage:
         unavailable: What its ``available()`` answered.
         requires: Its conditions on the platform.
         modules: Names of the modules in it; one named as an op serves that op.
+        attention_backends: Families of attention kernels that its module ``attention`` prepares.
     """
 
     name: str
@@ -49,6 +50,7 @@ class BackendPackage:
     unavailable: str | None = None
     requires: frozenset[Requirement] = frozenset()
     modules: frozenset[str] = frozenset()
+    attention_backends: tuple[str, ...] = ()
 
     @property
     def conflict(self) -> bool:
@@ -117,7 +119,9 @@ def _describe(name: str, providers: list[tuple[str, str]]) -> BackendPackage:
         problem = f"importing {module} failed: {type(error).__name__}: {error}"
         _log.info("backend %r (%s): %s", name, labels[0], problem)
         return BackendPackage(name, module, labels, problem=problem)
-    return BackendPackage(name, module, labels, None, unavailable, requires, modules)
+    families = tuple(getattr(imported, "attention_backends", (name,)))
+    families = families if "attention" in modules else ()
+    return BackendPackage(name, module, labels, None, unavailable, requires, modules, families)
 
 
 def _availability(module: ModuleType) -> str | None:

@@ -44,16 +44,27 @@ def register(declaration: Declaration) -> None:
     )
     _library.define(f"{name}.backend{schema.backend_overload(declaration.schema)}")
     for overload, named in ((name, False), (f"{name}.backend", True)):
-        _library._register_fake(overload, _fake(declaration, named), _stacklevel=0)
-        for key in _DEVICE_KEYS:
-            kernel = _kernel(declaration, named)
-            dynamo.skip(kernel.__code__)  # type: ignore[attr-defined]
-            _library.impl(overload, kernel, key)
-        for key in _AUTOGRAD_KEYS:
-            _library.impl(overload, fallthrough_kernel, key)
-        if declaration.mutates:
-            _library.impl(overload, fallthrough_kernel, "ADInplaceOrView")
+        kernels = [_kernel(declaration, named) for _ in _DEVICE_KEYS]
+        install(overload, kernels, _fake(declaration, named), bool(declaration.mutates))
     callables.publish(declaration)
+
+
+def install(
+    overload: str, kernels: list[Callable[..., Any]], fake: Callable[..., Any], mutates: bool
+) -> None:
+    """Give an operator its fake and its kernels for CPU and CUDA, and nothing in between.
+
+    Autograd falls through, so the kernel has to refuse gradients itself; it also has to bump the
+    version of what it writes. Dynamo must not trace into it after a graph break.
+    """
+    _library._register_fake(overload, fake, _stacklevel=0)
+    for key, kernel in zip(_DEVICE_KEYS, kernels, strict=True):
+        dynamo.skip(kernel.__code__)  # type: ignore[attr-defined]
+        _library.impl(overload, kernel, key)
+    for key in _AUTOGRAD_KEYS:
+        _library.impl(overload, fallthrough_kernel, key)
+    if mutates:
+        _library.impl(overload, fallthrough_kernel, "ADInplaceOrView")
 
 
 def _refuse_device(declaration: Declaration) -> Callable[..., Any]:
@@ -162,7 +173,7 @@ def _fake(declaration: Declaration, named: bool) -> Callable[..., Any]:
 
 def depend_on_policy(op: str, args: tuple[Any, ...], backend: str | None) -> None:
     """Make a frame that is being traced compile anew when another kernel would run."""
-    dynamo.tag_caches(_fingerprint)
+    dynamo.tag_caches(fingerprint)
     device = next((arg.device for arg in args if isinstance(arg, Tensor)), None)
     if device is None or device.type not in ("cpu", "cuda"):
         return
@@ -176,7 +187,8 @@ def depend_on_policy(op: str, args: tuple[Any, ...], backend: str | None) -> Non
 _fingerprints: dict[int, str] = {}
 
 
-def _fingerprint() -> str:
+def fingerprint() -> str:
+    """Give the registry's fingerprint, computed once a generation."""
     made = _fingerprints.get(policy.generation)
     if made is None:
         made = registry.fingerprint()

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch_ops.declare import Declaration
 from torch_ops.errors import BackendUnavailableError
 
-__all__ = ["compiled"]
+__all__ = ["compiled", "no_compiler"]
 
 _COMPILERS = ("g++", "clang++")
 _lock = threading.Lock()
@@ -59,7 +59,7 @@ def compiled(
     def supports(*args: Any) -> str | None:
         reason = _exhausted.get((declaration.name, args[first].dtype))
         if reason is None and args[first].device.type == "cpu":
-            return _no_compiler()
+            return no_compiler()
         return reason
 
     kernel.__name__ = declaration.name
@@ -67,7 +67,8 @@ def compiled(
     return kernel, supports
 
 
-def _no_compiler() -> str | None:
+def no_compiler() -> str | None:
+    """Give why nothing can be compiled for a CPU, or None."""
     wanted = (os.environ.get("CXX"), *_COMPILERS)
     if any(name and shutil.which(name) for name in wanted):
         return None

@@ -1,6 +1,8 @@
 """The references of all ops, run by PyTorch as they are."""
 
-__all__ = ["available"]
+__all__ = ["attention_backends", "available"]
+
+attention_backends = ("torch_flash", "torch_cudnn", "torch_math")
 
 
 def available() -> str | None:

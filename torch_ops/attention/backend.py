@@ -1,0 +1,65 @@
+"""`AttentionBackend`: one kernel family each, and which backend package serves it."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torch_ops import discovery
+from torch_ops.backend import Backend, OpenEnum
+
+__all__ = ["AttentionBackend", "members_of", "provider_of"]
+
+
+class AttentionBackend(OpenEnum):
+    """A family of attention kernels; none of them is generic.
+
+    ``TORCH_MATH``, ``TORCH_FLASH`` and ``TORCH_CUDNN`` are PyTorch's kernels, each pinned;
+    ``INDUCTOR`` is the reference, compiled. A plugin adds the members that its package names in
+    ``attention_backends``, by default one with its own name.
+
+    Raises:
+        ValueError: the value is neither built in nor an installed plugin's.
+    """
+
+    TORCH_MATH: ClassVar[AttentionBackend]
+    TORCH_FLASH: ClassVar[AttentionBackend]
+    TORCH_CUDNN: ClassVar[AttentionBackend]
+    INDUCTOR: ClassVar[AttentionBackend]
+    TRITON: ClassVar[AttentionBackend]
+    FLASHINFER_FA2: ClassVar[AttentionBackend]
+    FLASHINFER_FA3: ClassVar[AttentionBackend]
+    AITER: ClassVar[AttentionBackend]
+
+    @classmethod
+    def _discover(cls) -> None:
+        for package in discovery.packages().values():
+            for value in package.attention_backends:
+                cls._add(value)
+
+
+for _value in (
+    "torch_math",
+    "torch_flash",
+    "torch_cudnn",
+    "inductor",
+    "triton",
+    "flashinfer_fa2",
+    "flashinfer_fa3",
+    "aiter",
+):
+    AttentionBackend._add(_value)
+
+
+def members_of(backend: Backend) -> tuple[AttentionBackend, ...]:
+    """List the families that a backend's package serves, in its own order."""
+    package = discovery.package(backend)
+    values = package.attention_backends if package is not None else ()
+    return tuple(AttentionBackend(value) for value in values)
+
+
+def provider_of(member: AttentionBackend) -> discovery.BackendPackage | None:
+    """Give the package that serves a family, or None where none is installed."""
+    for package in discovery.packages().values():
+        if member.value in package.attention_backends:
+            return package
+    return None

@@ -1,0 +1,143 @@
+"""Which family a layer runs: override, scope, process, environment, construction, order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from torch_ops import policy
+from torch_ops.attention.backend import AttentionBackend, members_of
+from torch_ops.attention.prepared import AttentionSpec, reasons_against
+from torch_ops.errors import BackendUnavailableError, NoBackendError, listing
+from torch_ops.platform import Platform
+from torch_ops.selector import Candidate
+
+__all__ = ["LayerRules", "MemberChoice", "choose_member", "refusals"]
+
+ORDER = {
+    "cpu": ("torch_flash", "torch_math", "inductor"),
+    "cuda": (
+        "flashinfer_fa3", "flashinfer_fa2", "torch_cudnn", "torch_flash", "triton", "torch_math",
+        "inductor",
+    ),
+    "rocm": ("aiter", "torch_flash", "triton", "torch_math", "inductor"),
+}
+"""Declared order of families by platform."""
+
+
+@dataclass(frozen=True)
+class LayerRules:
+    """What a layer was built with.
+
+    Attributes:
+        spec: What it asks of a backend.
+        supported: The only families that it takes, None for all.
+        default: Its construction default.
+        required: The family that it is pinned to.
+    """
+
+    spec: AttentionSpec
+    supported: frozenset[AttentionBackend] | None = None
+    default: AttentionBackend | None = None
+    required: AttentionBackend | None = None
+
+
+class MemberChoice(NamedTuple):
+    """A family and who chose it."""
+
+    member: AttentionBackend
+    source: str
+
+
+def refusals(
+    rules: LayerRules, member: AttentionBackend, device: torch.device, dtype: torch.dtype
+) -> tuple[str, ...]:
+    """Give every reason why a layer can't run a family; empty if it can."""
+    reasons = reasons_against(member, rules.spec, device, dtype)
+    if rules.supported is not None and member not in rules.supported:
+        names = listing(sorted(allowed.value for allowed in rules.supported))
+        reasons = (f"not among the layer's supported_backends ({names})", *reasons)
+    return reasons
+
+
+def choose_member(
+    rules: LayerRules,
+    override: AttentionBackend | None,
+    scope: policy.Scope | None,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> MemberChoice:
+    """Choose what a layer runs.
+
+    Raises:
+        BackendUnavailableError: an explicit choice can't serve the layer.
+        NoBackendError: nobody chose, and no family of the declared order can serve it.
+    """
+    fixed = rules.required or override
+    if fixed is not None:
+        return MemberChoice(_strict(rules, (fixed,), "layer", device, dtype), "layer")
+    choice = policy.choose("attention", scope)
+    if choice.backend is not None:
+        family = members_of(choice.backend)
+        if rules.default in family:
+            family = (rules.default, *(m for m in family if m is not rules.default))
+        if not family:
+            raise BackendUnavailableError(
+                f"Attention: backend {choice.backend.value!r}, chosen by {choice.source}, "
+                "serves no attention layers",
+                op="attention",
+                backend=choice.backend.value,
+                reasons=("serves no attention layers",),
+            )
+        return MemberChoice(_strict(rules, family, choice.source, device, dtype), choice.source)
+    if rules.default is not None:
+        return MemberChoice(_strict(rules, (rules.default,), "layer", device, dtype), "layer")
+    return MemberChoice(_by_order(rules, device, dtype), "declared")
+
+
+def _strict(
+    rules: LayerRules,
+    family: tuple[AttentionBackend, ...],
+    source: str,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> AttentionBackend:
+    judged = {member: refusals(rules, member, device, dtype) for member in family}
+    for member, reasons in judged.items():
+        if not reasons:
+            return member
+    lines = [f"    {member.value}  {reason}" for member in judged for reason in judged[member]]
+    raise BackendUnavailableError(
+        f"Attention: backend {listing([member.value for member in family])}, chosen by {source}, "
+        f"can't serve {rules.spec} on {device}, {dtype}\n"
+        + "\n".join(lines)
+        + "\n  Change what the reasons name, or choose another backend.",
+        op="attention",
+        backend=family[0].value,
+        reasons=tuple(reason for reasons in judged.values() for reason in reasons),
+    )
+
+
+def _by_order(
+    rules: LayerRules, device: torch.device, dtype: torch.dtype
+) -> AttentionBackend:
+    candidates = []
+    for value in ORDER[Platform.detect(device).device]:
+        member = AttentionBackend(value)
+        reasons = refusals(rules, member, device, dtype)
+        if not reasons:
+            return member
+        candidates.append((member, reasons))
+    lines = [f"    {member.value}  {reason}" for member, all_ in candidates for reason in all_]
+    raise NoBackendError(
+        f"op 'attention' has no backend usable on device {str(device)!r}\n"
+        f"  layer     {rules.spec}, {dtype}\n" + "\n".join(lines) + "\n"
+        "  Change what the reasons name, or give the layer another supported backend.",
+        op="attention",
+        candidates=tuple(
+            Candidate(member, False, reasons, "found")  # type: ignore[arg-type]
+            for member, reasons in candidates
+        ),
+    )

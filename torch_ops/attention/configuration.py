@@ -1,0 +1,198 @@
+"""A layer's configurations by interned id, and the operator that runs the one named by an input.
+
+The id reaches the operator as a size of an empty tensor, so in a compiled graph it is an input:
+a swap costs no recompile, and CUDA graphs are keyed by it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.library import custom_op
+
+from torch_ops import dynamo, policy, runtime, tracing
+from torch_ops.attention.backend import AttentionBackend
+from torch_ops.attention.choice import LayerRules, choose_member
+from torch_ops.attention.prepared import PreparedAttention, prepare
+from torch_ops.declarations import _attention
+from torch_ops.errors import BackendUnavailableError, CaptureError, NotPreparedError
+
+__all__ = ["Cache", "Configuration", "run_layer"]
+
+_FIRST_ID = 1009  # 0 and 1 are specialised by PyTorch; small ids would be taken for batch sizes
+_ids = itertools.count(_FIRST_ID)
+_by_id: weakref.WeakValueDictionary[int, Configuration] = weakref.WeakValueDictionary()
+
+
+class Cache:
+    """A layer's prepared implementations by family, device and dtype."""
+
+    def __init__(self, rules: LayerRules) -> None:
+        self.rules = rules
+        self.seen: set[tuple[torch.device, torch.dtype]] = set()
+        self._prepared: dict[
+            tuple[AttentionBackend, torch.device, torch.dtype], PreparedAttention
+        ] = {}
+        self._lock = threading.RLock()
+
+    def get(
+        self, member: AttentionBackend, device: torch.device, dtype: torch.dtype
+    ) -> PreparedAttention | None:
+        """Give what is prepared, or None."""
+        return self._prepared.get((member, device, dtype))
+
+    def prepare(
+        self, member: AttentionBackend, device: torch.device, dtype: torch.dtype
+    ) -> PreparedAttention:
+        """Prepare a family unless it is prepared; a result of another family isn't kept.
+
+        Raises:
+            CaptureError: it isn't prepared and a stream is capturing.
+            Exception: whatever the backend raises.
+        """
+        key = (member, device, dtype)
+        with self._lock:
+            prepared = self._prepared.get(key)
+            if prepared is None:
+                if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+                    raise CaptureError(
+                        f"Attention backend {member.value!r} is not prepared for {device}, "
+                        f"{dtype}, and a stream is capturing; prepare first: "
+                        "prepare_attention_backend_override(layer, backend), or run it once"
+                    )
+                prepared = prepare(member, self.rules.spec, device, dtype)
+                if prepared.backend is member:
+                    self._prepared[key] = prepared
+            return prepared
+
+    def keep_only(self, members: set[AttentionBackend]) -> None:
+        """Drop prepared implementations of all other families."""
+        with self._lock:
+            for key in [key for key in self._prepared if key[0] not in members]:
+                del self._prepared[key]
+
+
+class Configuration:
+    """What one layer runs: an override, or whatever the policy chooses for it. Immutable.
+
+    Attributes:
+        id: Names it in graphs; never used again for another one.
+        override: The family it is overridden with, None where the policy chooses.
+        route: The empty tensor that carries the id into the operator.
+    """
+
+    def __init__(self, cache: Cache, override: AttentionBackend | None) -> None:
+        self.id = next(_ids)
+        self.override = override
+        self.cache = cache
+        self.route = torch.empty(self.id, 0, device="cpu")
+        dynamo.mark_dynamic(self.route, 0)
+        self._slots: dict[Any, Callable[[Tensor, Tensor, Tensor], Tensor]] = {}
+        self._generation = -1
+        _by_id[self.id] = self
+
+    def run(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Attend with what is chosen now for the device and dtype of ``q``."""
+        if self._generation != policy.generation:
+            self._slots = {}
+            self._generation = policy.generation
+        key = (policy.current_scope(), q.device, q.dtype)
+        run = self._slots.get(key)
+        if run is None:
+            run = self._resolve(q.device, q.dtype)
+            self._slots[key] = run
+        return run(q, k, v)
+
+    def _resolve(
+        self, device: torch.device, dtype: torch.dtype
+    ) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+        scope = policy.current_scope()
+        self.cache.seen.add((device, dtype))
+        choice = choose_member(self.cache.rules, self.override, scope, device, dtype)
+        prepared = self.cache.prepare(choice.member, device, dtype)
+        if prepared.backend is not choice.member:
+            reason = f"resolved to {prepared.backend.value!r}"
+            raise BackendUnavailableError(
+                f"Attention backend {choice.member.value!r}, chosen by {choice.source}, {reason}; "
+                "refusing it instead of silently falling back",
+                op="attention",
+                backend=choice.member.value,
+                reasons=(reason,),
+            )
+        if not tracing.active():
+            return prepared.run
+        return _traced(prepared, choice.source)
+
+
+def _traced(prepared: PreparedAttention, source: str) -> Callable[..., Tensor]:
+    name = prepared.backend.value
+
+    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        result = prepared.run(q, k, v)
+        tracing.note("attention", name, source, ())
+        return result
+
+    return run
+
+
+def _find(route: Tensor) -> Configuration:
+    configuration = _by_id.get(int(route.shape[0]))
+    if configuration is None:
+        raise NotPreparedError(
+            f"Attention: no layer has a configuration with id {int(route.shape[0])}; a compiled "
+            "or exported graph is used after its layer was deleted, or in another process"
+        )
+    return configuration
+
+
+def _check(q: Tensor, k: Tensor, v: Tensor, rules: LayerRules | None) -> None:
+    _attention.check("attention", q, k, v, None, -1, 0.0)
+    if rules is not None:
+        spec = rules.spec
+        wanted = (spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.head_dim)
+        received = (q.shape[2], k.shape[2], q.shape[3], v.shape[3])
+        if received != wanted:
+            raise ValueError(
+                f"Attention: arguments 'q', 'k', 'v' have (heads, kv heads, head_dim, v head_dim) "
+                f"{received} (accepted: {wanted}, as the layer was built)"
+            )
+
+
+def _kernel(q: Tensor, k: Tensor, v: Tensor, route: Tensor) -> Tensor:
+    if torch._C.is_grad_enabled() and torch._C._any_requires_grad(q, k, v):
+        raise runtime.refuse_grad("attention")
+    configuration = _find(route)
+    _check(q, k, v, configuration.cache.rules)
+    if q.numel() == 0 or k.numel() == 0:
+        return q.new_zeros(q.shape)  # there is nothing to attend
+    return configuration.run(q, k, v)
+
+
+def _fake(q: Tensor, k: Tensor, v: Tensor, route: Tensor) -> Tensor:
+    if torch._C.is_grad_enabled() and torch._C._any_requires_grad(q, k, v):
+        raise runtime.refuse_grad("attention")
+    _check(q, k, v, None)
+    dynamo.tag_caches(runtime.fingerprint)
+    dynamo.depend(
+        "attention layers",
+        lambda: policy.choose("attention", policy.current_scope()).backend,
+        lambda: (policy.current_scope(), policy.generation),
+    )
+    return q.new_empty(q.shape)
+
+
+def _register() -> Callable[..., Tensor]:
+    name = "_attention_layer"
+    schema = "(Tensor q, Tensor k, Tensor v, Tensor route) -> Tensor"
+    custom_op(f"{runtime.NAMESPACE}::{name}", _kernel, mutates_args=(), schema=schema)
+    runtime.install(name, [_kernel, _kernel], _fake, mutates=False)
+    return torch.ops.torch_ops._attention_layer.default  # type: ignore[no-any-return]
+
+
+run_layer = _register()

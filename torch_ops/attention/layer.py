@@ -1,0 +1,253 @@
+"""`Attention`: a layer that keeps its prepared implementations and runs one of them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torch_ops.attention.backend import AttentionBackend
+from torch_ops.attention.choice import LayerRules, choose_member
+from torch_ops.attention.configuration import Cache, Configuration, run_layer
+from torch_ops.attention.prepared import AttentionSpec
+from torch_ops.errors import listing
+
+__all__ = ["Attention", "AttentionMetadata"]
+
+
+@dataclass(frozen=True)
+class AttentionMetadata:
+    """What a ragged or paged call knows beyond its tensors.
+
+    Attributes:
+        qo_indptr: ``[B + 1]`` int32, offsets of the requests' queries.
+        kv_indptr: ``[B + 1]`` int32, offsets of the requests' keys, or of their pages.
+        kv_indices: Int32 page ids, None for ragged calls.
+        kv_last_page_len: ``[B]`` int32, tokens in each last page, None for ragged calls.
+    """
+
+    qo_indptr: Tensor
+    kv_indptr: Tensor
+    kv_indices: Tensor | None = None
+    kv_last_page_len: Tensor | None = None
+
+
+class Attention(nn.Module):
+    """Scaled dot product attention whose kernel can be swapped, also in compiled graphs.
+
+    Args:
+        num_heads: Query heads H.
+        head_dim: Elements D of a head.
+        num_kv_heads: Key and value heads K, a divisor of H; default H.
+        scale: Multiplier of the logits; default ``head_dim ** -0.5``.
+        is_causal: Query i attends to keys up to i + S_kv - S_q.
+        window_left: Keys before its own that a query attends to, -1 for all.
+        logits_soft_cap: ``cap * tanh(logit / cap)`` before the mask, 0 for none.
+        supported_backends: The only families that the layer takes; default all.
+        backend: Construction default; an override, scope, process or environment choice wins.
+        required_backend: Pins the layer: overrides report it and never switch it.
+        role: What ``where`` predicates may go by, such as ``"cross"``.
+
+    Raises:
+        ValueError: a number is out of range, a backend is unknown, or they contradict each other.
+    """
+
+    def __init__(
+        self,
+        num_heads: int,
+        head_dim: int,
+        num_kv_heads: int | None = None,
+        *,
+        scale: float | None = None,
+        is_causal: bool = False,
+        window_left: int = -1,
+        logits_soft_cap: float = 0.0,
+        supported_backends: Iterable[AttentionBackend | str] | None = None,
+        backend: AttentionBackend | str | None = None,
+        required_backend: AttentionBackend | str | None = None,
+        role: str | None = None,
+    ) -> None:
+        super().__init__()
+        num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        _check_numbers(num_heads, head_dim, num_kv_heads, scale, window_left, logits_soft_cap)
+        spec = AttentionSpec(
+            num_heads,
+            num_kv_heads,
+            head_dim,
+            head_dim**-0.5 if scale is None else float(scale),
+            bool(is_causal),
+            window_left,
+            float(logits_soft_cap),
+        )
+        supported = (
+            None
+            if supported_backends is None
+            else frozenset(AttentionBackend(value) for value in supported_backends)
+        )
+        default = None if backend is None else AttentionBackend(backend)
+        required = None if required_backend is None else AttentionBackend(required_backend)
+        _check_backends(supported, default, required)
+        self.role = role
+        self._rules = LayerRules(spec, supported, default, required)
+        # Moves with the model, so it tells where and in which dtype the layer will be called.
+        self.register_buffer("_anchor", torch.empty(0), persistent=False)
+        self._reset(None)
+
+    def _reset(self, override: AttentionBackend | None) -> None:
+        self._lock = threading.RLock()
+        self._cache = Cache(self._rules)
+        self._configurations: dict[AttentionBackend | None, Configuration] = {}
+        self._changed_by = 0
+        self._commit(self._configure(override))
+
+    def _configure(self, override: AttentionBackend | None) -> Configuration:
+        """Give the configuration for an override, always the same object for the same one."""
+        with self._lock:
+            configuration = self._configurations.get(override)
+            if configuration is None:
+                configuration = Configuration(self._cache, override)
+                self._configurations[override] = configuration
+            return configuration
+
+    def _commit(self, configuration: Configuration) -> None:
+        """Make a configuration the one that runs; the single store that a call can see."""
+        self._configuration = configuration
+        self._route = configuration.route
+
+    @property
+    def spec(self) -> AttentionSpec:
+        """What the layer asks of a backend."""
+        return self._rules.spec
+
+    @property
+    def required_backend(self) -> AttentionBackend | None:
+        """The family that the layer is pinned to, if any."""
+        return self._rules.required
+
+    @property
+    def backend(self) -> AttentionBackend:
+        """What the next call runs outside of any ``use_backend`` scope.
+
+        Raises:
+            BackendUnavailableError, NoBackendError: what that call would raise.
+        """
+        device, dtype = self._place()
+        override = self._configuration.override
+        return choose_member(self._rules, override, None, device, dtype).member
+
+    @backend.setter
+    def backend(self, value: object) -> None:
+        raise AttributeError(
+            "Attention.backend is read-only; use torch_ops.attention.override_attention_backend"
+        )
+
+    def _place(self) -> tuple[torch.device, torch.dtype]:
+        return self._anchor.device, self._anchor.dtype
+
+    def _places(self) -> set[tuple[torch.device, torch.dtype]]:
+        """Devices and dtypes that an override must be prepared for."""
+        seen = {place for place in self._cache.seen if place[0] == self._anchor.device}
+        return seen or {self._place()}
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, metadata: AttentionMetadata | None = None
+    ) -> Tensor:
+        """Attend queries to keys and values.
+
+        Args:
+            q: ``[B, S_q, H, D]``, any strides.
+            k, v: ``[B, S_kv, K, D]``, dtype and device of ``q``.
+            metadata: Ragged and paged calls; no backend serves them yet.
+
+        Returns:
+            ``[B, S_q, H, D]``, contiguous.
+
+        Raises:
+            TypeError, ValueError: arguments don't fit the layer.
+            BackendUnavailableError, NoBackendError: nothing can run the call.
+            NoBackwardError: an input requires grad.
+        """
+        if metadata is not None:
+            raise ValueError(
+                "Attention: argument 'metadata' is an AttentionMetadata (accepted: None; no "
+                "installed backend serves ragged or paged calls)"
+            )
+        return run_layer(q, k, v, self._route)
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = dict(super().__getstate__())  # type: ignore[misc]
+        for name in ("_lock", "_cache", "_configurations", "_configuration", "_route"):
+            state.pop(name, None)
+        state["_override"] = self._configuration.override
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        override = state.pop("_override")
+        super().__setstate__(state)
+        self._reset(override)
+
+    def extra_repr(self) -> str:
+        """Show geometry and choices in ``print(model)``."""
+        spec, rules = self.spec, self._rules
+        parts = [f"num_heads={spec.num_heads}, head_dim={spec.head_dim}"]
+        parts.append(f"num_kv_heads={spec.num_kv_heads}, is_causal={spec.is_causal}")
+        for label, value in (
+            ("override", self._configuration.override),
+            ("default", rules.default),
+            ("required", rules.required),
+        ):
+            if value is not None:
+                parts.append(f"{label}={value.value}")
+        return ", ".join(parts)
+
+
+def _check_numbers(
+    num_heads: int,
+    head_dim: int,
+    num_kv_heads: int,
+    scale: float | None,
+    window_left: int,
+    logits_soft_cap: float,
+) -> None:
+    for name, value in (
+        ("num_heads", num_heads),
+        ("head_dim", head_dim),
+        ("num_kv_heads", num_kv_heads),
+    ):
+        if not isinstance(value, int) or value < 1:
+            raise ValueError(f"Attention: argument {name!r} is {value!r} (accepted: an int >= 1)")
+    if num_heads % num_kv_heads:
+        raise ValueError(
+            f"Attention: argument 'num_kv_heads' is {num_kv_heads} "
+            f"(accepted: a divisor of num_heads {num_heads})"
+        )
+    if scale is not None and not abs(scale) < float("inf"):
+        raise ValueError(f"Attention: argument 'scale' is {scale!r} (accepted: a finite number)")
+    if window_left < -1:
+        raise ValueError(f"Attention: argument 'window_left' is {window_left} (accepted: >= -1)")
+    if not logits_soft_cap >= 0:
+        raise ValueError(
+            f"Attention: argument 'logits_soft_cap' is {logits_soft_cap!r} (accepted: >= 0)"
+        )
+
+
+def _check_backends(
+    supported: frozenset[AttentionBackend] | None,
+    default: AttentionBackend | None,
+    required: AttentionBackend | None,
+) -> None:
+    for name, member in (("backend", default), ("required_backend", required)):
+        if member is not None and supported is not None and member not in supported:
+            raise ValueError(
+                f"Attention: argument {name!r} is {member.value!r} (accepted: one of "
+                f"supported_backends, {listing(sorted(other.value for other in supported))})"
+            )
+    if default is not None and required is not None and default is not required:
+        raise ValueError(
+            f"Attention: argument 'backend' is {default.value!r} (accepted: None or "
+            f"required_backend {required.value!r}, to which the layer is pinned)"
+        )

@@ -1,0 +1,315 @@
+"""Overrides: prepare and validate every layer first, then commit all of them, or none."""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+import itertools
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from types import TracebackType
+
+import torch
+from torch import nn
+
+from torch_ops.attention.backend import AttentionBackend
+from torch_ops.attention.choice import refusals
+from torch_ops.attention.configuration import Configuration
+from torch_ops.attention.layer import Attention
+from torch_ops.errors import AttentionOverrideError, CaptureError, TorchOpsError
+
+__all__ = [
+    "OverrideReport",
+    "OverrideToken",
+    "apply_attention_backend_override",
+    "attention_state",
+    "override_attention_backend",
+    "prepare_attention_backend_override",
+]
+
+_lock = threading.RLock()
+_generations = itertools.count(1)
+_generation = 0
+
+
+@dataclass(frozen=True)
+class OverrideReport:
+    """What an override did, by qualified layer name.
+
+    Attributes:
+        switched: Layers that run the target now and didn't before.
+        unchanged: Layers that were configured so already.
+        pinned: Layers with a required backend; never switched.
+        generation: Number of the change; the last one's where nothing was switched.
+    """
+
+    switched: tuple[str, ...]
+    unchanged: tuple[str, ...]
+    pinned: tuple[str, ...]
+    generation: int
+
+
+class OverrideToken(AbstractContextManager["OverrideToken"]):
+    """Takes an override back: by `undo`, or at the end of a ``with`` block.
+
+    Attributes:
+        report: What the override did.
+    """
+
+    def __init__(
+        self, report: OverrideReport, before: dict[str, tuple[Attention, Configuration, int]]
+    ) -> None:
+        self.report = report
+        self._before = before
+
+    def undo(self) -> None:
+        """Put back exactly what was; the second time it does nothing.
+
+        Raises:
+            AttentionOverrideError: a later override of one of the layers stands; nothing changes.
+        """
+        with _lock:
+            late = {
+                name: (f"changed later, by override {layer._changed_by}; undo that one first",)
+                for name, (layer, _, _) in self._before.items()
+                if layer._changed_by != self.report.generation
+            }
+            if late:
+                raise _refusal(
+                    f"Attention override {self.report.generation} can't be undone out of order",
+                    late,
+                )
+            for layer, configuration, changed_by in self._before.values():
+                layer._commit(configuration)
+                layer._changed_by = changed_by
+            self._before = {}
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.undo()
+
+
+def _refusal(title: str, refused: dict[str, tuple[str, ...]]) -> AttentionOverrideError:
+    lines = [f"    {name or 'Attention'}  {reason}" for name in refused for reason in refused[name]]
+    return AttentionOverrideError(
+        f"{title}:\n" + "\n".join(lines) + "\n  Nothing was changed.", refused=refused
+    )
+
+
+def _refuse_now(what: str) -> None:
+    if torch.compiler.is_compiling():
+        raise TorchOpsError(
+            f"{what} can't happen inside code that torch.compile traces; call it before or after "
+            "the compiled function"
+        )
+    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        raise CaptureError(f"{what} is refused while a stream is capturing; do it before")
+
+
+def _prepare(layer: Attention, target: AttentionBackend | None) -> tuple[str, ...]:
+    """Prepare a layer for every place it is used at; give the reasons why it can't, if so."""
+    member = layer._rules.default if target is None else target
+    if member is None:
+        return ()
+    reasons: list[str] = []
+    for device, dtype in sorted(layer._places(), key=str):
+        refused = refusals(layer._rules, member, device, dtype)
+        reasons += refused
+        if refused or device.type == "meta":
+            continue
+        try:
+            prepared = layer._cache.prepare(member, device, dtype)
+        except CaptureError:
+            raise
+        except Exception as error:  # a backend's fault is a reason: the other layers must not move
+            reasons.append(f"preparing {member.value!r} raised {type(error).__name__}: {error}")
+            continue
+        if prepared.backend is not member:
+            reasons.append(
+                f"Attention backend override {member.value!r} resolved to "
+                f"{prepared.backend.value!r} on {type(layer).__name__}; "
+                "refusing the request instead of silently falling back"
+            )
+    return tuple(dict.fromkeys(reasons))
+
+
+def _pinned_reason(layer: Attention) -> str:
+    required = layer._rules.required
+    assert required is not None
+    return f"pinned to required_backend {required.value!r}"
+
+
+def prepare_attention_backend_override(
+    layer: Attention, target: AttentionBackend | str
+) -> None:
+    """Load, compile and run a backend once for a layer, so that the override itself is fast.
+
+    Raises:
+        AttentionOverrideError: the layer can't run the target; ``refused`` holds the reasons.
+        CaptureError: a stream is capturing.
+        ValueError: the target is unknown.
+    """
+    _refuse_now("Preparing an attention override")
+    member = AttentionBackend(target)
+    reasons = _prepare(_layer(layer), member)
+    if reasons:
+        raise _one_refusal(member, layer, reasons)
+
+
+def apply_attention_backend_override(
+    layer: Attention, target: AttentionBackend | str | None
+) -> None:
+    """Make one layer run a backend from its next call on; None is its construction default.
+
+    Raises:
+        AttentionOverrideError: the layer can't run the target, or is pinned to another one.
+        CaptureError: a stream is capturing.
+        ValueError: the target is unknown.
+    """
+    _refuse_now("An attention override")
+    member = None if target is None else AttentionBackend(target)
+    required = _layer(layer)._rules.required
+    if required is not None and member is not None and member is not required:
+        raise _one_refusal(member, layer, (_pinned_reason(layer),))
+    reasons = _prepare(layer, member)
+    if reasons:
+        raise _one_refusal(member, layer, reasons)
+    with _lock:
+        _commit({"": layer}, member)
+
+
+def _layer(layer: object) -> Attention:
+    if not isinstance(layer, Attention):
+        raise TypeError(
+            f"attention override: argument 'layer' is a {type(layer).__name__} "
+            "(accepted: torch_ops.attention.Attention)"
+        )
+    return layer
+
+
+def _one_refusal(
+    member: AttentionBackend | None, layer: Attention, reasons: tuple[str, ...]
+) -> AttentionOverrideError:
+    name = "None" if member is None else member.value
+    return _refusal(
+        f"Attention backend override {name!r} is refused by {type(layer).__name__}", {"": reasons}
+    )
+
+
+def override_attention_backend(
+    model: nn.Module,
+    target: AttentionBackend | str | None,
+    *,
+    where: str | Callable[[str, Attention], bool] | None = None,
+    allow_noop: bool = False,
+    dry_run: bool = False,
+) -> OverrideToken:
+    """Make the attention layers of a model run a backend from their next call on; all or none.
+
+    Compiled graphs follow without a recompile after the first swap.
+
+    Args:
+        model: Any module; its `Attention` layers are found at any depth.
+        target: The family; None for each layer's construction default.
+        where: Which layers: a glob over qualified names, or a predicate of name and layer.
+        allow_noop: Accept that no layer is selected, or that all selected ones are pinned.
+        dry_run: Prepare and validate alone; the report says what would be switched.
+
+    Returns:
+        A token with the report and ``undo``; as a context manager it undoes at the end.
+
+    Raises:
+        AttentionOverrideError: a layer can't run the target, or none is selected. ``refused``
+            maps layer names to reasons; nothing was changed.
+        CaptureError: a stream is capturing.
+        ValueError: the target is unknown.
+    """
+    _refuse_now("An attention override")
+    member = None if target is None else AttentionBackend(target)
+    layers = _select(model, where)
+    total = sum(isinstance(module, Attention) for module in model.modules())
+    pinned = {name: layer for name, layer in layers.items() if layer._rules.required is not None}
+    free = {name: layer for name, layer in layers.items() if name not in pinned}
+    if not free and not allow_noop:
+        raise AttentionOverrideError(
+            f"Attention override: 0 of {total} layers changed"
+            + (f" ({len(pinned)} selected ones are pinned)" if pinned else "")
+            + f"; where={where!r} selects no layer that can be switched. "
+            "Pass allow_noop=True if that is intended.",
+            refused={name: (_pinned_reason(layer),) for name, layer in pinned.items()},
+        )
+    with _lock:
+        refused = {
+            name: reasons
+            for name, layer in free.items()
+            if (reasons := _prepare(layer, member))
+        }
+        if refused:
+            wanted = "None" if member is None else member.value
+            raise _refusal(
+                f"Attention backend override {wanted!r} is refused by {len(refused)} of "
+                f"{len(layers)} layers",
+                refused,
+            )
+        switched = {
+            name: layer
+            for name, layer in free.items()
+            if layer._configuration.override is not member
+        }
+        unchanged = tuple(name for name in free if name not in switched)
+        if dry_run:
+            report = OverrideReport(tuple(switched), unchanged, tuple(pinned), _generation)
+            return OverrideToken(report, {})
+        before = {
+            name: (layer, layer._configuration, layer._changed_by)
+            for name, layer in switched.items()
+        }
+        _commit(switched, member)
+        report = OverrideReport(tuple(switched), unchanged, tuple(pinned), _generation)
+        return OverrideToken(report, before)
+
+
+def _commit(layers: dict[str, Attention], member: AttentionBackend | None) -> None:
+    """Store the new configuration in every layer; nothing in here can fail."""
+    global _generation
+    configurations = [(layer, layer._configure(member)) for layer in layers.values()]
+    if not configurations:
+        return
+    _generation = next(_generations)
+    for layer, configuration in configurations:
+        layer._commit(configuration)
+        layer._changed_by = _generation
+
+
+def _select(
+    model: nn.Module, where: str | Callable[[str, Attention], bool] | None
+) -> dict[str, Attention]:
+    named = {
+        name.replace("_orig_mod.", "").removesuffix("._orig_mod"): module
+        for name, module in model.named_modules()
+        if isinstance(module, Attention)
+    }
+    if where is None:
+        return named
+    if isinstance(where, str):
+        return {n: layer for n, layer in named.items() if fnmatch.fnmatchcase(n, where)}
+    return {name: layer for name, layer in named.items() if where(name, layer)}
+
+
+def attention_state(model: nn.Module) -> str:
+    """Digest of what every attention layer of a model would run; equal states are equal."""
+    digest = hashlib.sha256()
+    for name, layer in _select(model, None).items():
+        try:
+            runs = layer.backend.value
+        except TorchOpsError as error:
+            runs = type(error).__name__
+        override = layer._configuration.override
+        digest.update(f"{name}|{runs}|{override}|{layer._place()}\n".encode())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,142 @@
+"""What a layer asks of a backend and what it gets: `AttentionSpec` and `PreparedAttention`."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_ops import policy
+from torch_ops.attention.backend import AttentionBackend, provider_of
+from torch_ops.backend import Backend
+from torch_ops.platform import Platform, rejection
+
+__all__ = ["AttentionSpec", "PreparedAttention", "prepare", "reasons_against"]
+
+
+@dataclass(frozen=True)
+class AttentionSpec:
+    """What a layer asks of a backend.
+
+    Attributes:
+        num_heads: Query heads H.
+        num_kv_heads: Key and value heads K; K divides H.
+        head_dim: Elements D of a head.
+        scale: Multiplier of the logits.
+        is_causal: The last query attends to the last key.
+        window_left: Keys before its own that a query attends to, -1 for all.
+        logits_soft_cap: ``cap * tanh(logit / cap)`` before the mask, 0 for none.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    is_causal: bool
+    window_left: int
+    logits_soft_cap: float
+
+
+class PreparedAttention:
+    """An implementation that is ready to run; a backend's ``prepare`` returns one.
+
+    Attributes:
+        backend: The family that will run; an override that asked for another one is refused.
+        graph_safe: Whether it may run while a CUDA graph is captured.
+    """
+
+    backend: AttentionBackend
+    graph_safe: bool = True
+
+    def run(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Attend ``[B, S_q, H, D]`` queries to ``[B, S_kv, K, D]`` keys and values."""
+        raise NotImplementedError(f"{type(self).__name__} serves no dense calls")
+
+
+def reasons_against(
+    member: AttentionBackend, spec: AttentionSpec, device: torch.device, dtype: torch.dtype
+) -> tuple[str, ...]:
+    """Give every reason why a family can't serve a layer on a device; empty if it can."""
+    package = provider_of(member)
+    if package is None:
+        return (f"no installed backend serves {member.value!r}",)
+    package.refuse_conflict()
+    reasons = []
+    backend = Backend(package.name)
+    disabled = policy.env().disables("attention", backend)
+    if disabled:
+        reasons.append(disabled)
+    unfit = rejection(package.requires, Platform.detect(device))
+    if unfit:
+        reasons.append(unfit)
+    static = package.problem or package.unavailable
+    if static:
+        reasons.append(static)
+    if reasons:
+        return tuple(reasons)
+    try:
+        supports = getattr(_module(package.module), "supports", None)
+        reason = _call(supports, spec, device, dtype, member) if supports is not None else None
+    except Exception as error:  # whatever a foreign module raises is a reason, kept and shown
+        return (f"{package.module}.attention: {type(error).__name__}: {error}",)
+    return (str(reason),) if reason is not None else ()
+
+
+def prepare(
+    member: AttentionBackend, spec: AttentionSpec, device: torch.device, dtype: torch.dtype
+) -> PreparedAttention:
+    """Have a backend prepare a family and run it once on a few zeros.
+
+    Raises:
+        Exception: whatever the backend raises; the caller turns it into a reason.
+    """
+    package = provider_of(member)
+    if package is None:
+        raise LookupError(f"no installed backend serves {member.value!r}")
+    prepared = _call(_module(package.module).prepare, spec, device, dtype, member)
+    if not isinstance(getattr(prepared, "backend", None), AttentionBackend):
+        raise TypeError(
+            f"prepare() of {package.name!r} must return a PreparedAttention that names its "
+            f"AttentionBackend, received {prepared!r}"
+        )
+    if prepared.backend is member:
+        _first_run(prepared, spec, device, dtype)
+    return prepared  # type: ignore[no-any-return]
+
+
+def _module(package: str) -> Any:
+    return importlib.import_module(f"{package}.attention")
+
+
+def _call(
+    function: Callable[..., Any],
+    spec: AttentionSpec,
+    device: torch.device,
+    dtype: torch.dtype,
+    member: AttentionBackend,
+) -> Any:
+    """Call ``supports`` or ``prepare``; a package of several families takes which one, too."""
+    if len(inspect.signature(function).parameters) >= 4:
+        return function(spec, device, dtype, member)
+    return function(spec, device, dtype)
+
+
+def _first_run(
+    prepared: PreparedAttention, spec: AttentionSpec, device: torch.device, dtype: torch.dtype
+) -> None:
+    """Let first-call allocations and compiles happen here, outside of any capture."""
+    q = torch.zeros(2, 2, spec.num_heads, spec.head_dim, device=device, dtype=dtype)
+    kv = torch.zeros(2, 3, spec.num_kv_heads, spec.head_dim, device=device, dtype=dtype)
+    with torch.no_grad():
+        out = prepared.run(q, kv, kv)
+    if out.shape != q.shape or out.dtype != dtype:
+        raise TypeError(
+            f"run() of {prepared.backend.value!r} returned {out.dtype} {list(out.shape)}, "
+            f"expected {dtype} {list(q.shape)}"
+        )
+
