@@ -1,0 +1,22 @@
+"""The one import of hypothesis, with a message that says how to get it."""
+
+try:
+    from hypothesis import HealthCheck, Phase, given, note, settings, strategies, target
+    from hypothesis.strategies import DrawFn, SearchStrategy
+except ModuleNotFoundError as error:
+    if error.name != "hypothesis":
+        raise
+    msg = "torch_ops.testing needs hypothesis: pip install 'torch-ops[test]'"
+    raise ModuleNotFoundError(msg, name="hypothesis") from error
+
+__all__ = [
+    "DrawFn",
+    "HealthCheck",
+    "Phase",
+    "SearchStrategy",
+    "given",
+    "note",
+    "settings",
+    "strategies",
+    "target",
+]

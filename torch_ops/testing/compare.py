@@ -1,0 +1,129 @@
+"""Is a result right? First the class of every element (NaN, infinity, finite), then its error."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from torch_ops.testing.arithmetic import bits_equal, overflow_threshold, ulps
+from torch_ops.testing.proof import Output, Pair
+
+WORST = 8
+
+
+class Violation(AssertionError):
+    """A kernel broke a promise.
+
+    Attributes:
+        layer: Which promise: ``contract``, ``bound``, ``zero``, ``opcheck`` or a law's name.
+        detail: What was seen.
+        spec: The Spec as JSON, once it is known.
+    """
+
+    def __init__(self, layer: str, detail: str, spec: str = "") -> None:
+        super().__init__(f"[{layer}] {detail}" + (f"\n  spec: {spec}" if spec else ""))
+        self.layer = layer
+        self.detail = detail
+        self.spec = spec
+
+
+def check_output(actual: Tensor, expected: Output) -> float:
+    """Compares one output with what it has to be.
+
+    Returns:
+        The largest error as a part of its bound; 0 for outputs that must be equal bit for bit.
+
+    Raises:
+        Violation: An element is of the wrong class or outside its bound.
+    """
+    actual = actual.cpu()
+    if expected.bound is None:
+        wrong = ~bits_equal(actual, expected.value.to(expected.dtype))
+        if bool(wrong.any()):
+            raise Violation("bound", f"{expected.name} is not exact: {_worst(actual, expected)}")
+        return 0.0
+    got, want, bound = actual.double(), expected.value, expected.bound
+    _check_classes(got, expected)
+    finite = got.isfinite() & want.isfinite()
+    error = torch.where(finite, (got - want).abs(), 0.0)
+    ratio = torch.where(error > 0, error / bound, 0.0)
+    if not ratio.numel():
+        return 0.0
+    worst = float(ratio.max())
+    if not worst <= 1:
+        detail = f"{expected.name}: error is {worst:.4g} of its bound: {_worst(actual, expected)}"
+        raise Violation("bound", detail)
+    return worst
+
+
+def _check_classes(got: Tensor, expected: Output) -> None:
+    """Where the exact value surely rounds to a finite number, to an infinity, or is NaN."""
+    want, bound = expected.value, expected.bound
+    limit = overflow_threshold(expected.dtype)
+    slack = torch.where(want.isfinite(), bound if bound is not None else 0.0, 0.0)
+    must_be_finite = want.isfinite() & (want.abs() + slack < limit)
+    must_be_infinite = want.isinf() | (want.abs() - slack >= limit)
+    wrong = got.isnan() != want.isnan()
+    wrong |= must_be_finite & ~got.isfinite()
+    wrong |= must_be_infinite & ~(got.isinf() & (got.sign() == want.sign()))
+    wrong |= got.isinf() & (got.sign() != want.sign())
+    if bool(wrong.any()):
+        places = _rows(wrong, got, want)
+        raise Violation("bound", f"{expected.name}: wrong class of value: {places}")
+
+
+def _rows(wrong: Tensor, got: Tensor, want: Tensor) -> str:
+    found = wrong.nonzero()[:WORST].tolist()
+    return "; ".join(
+        f"{tuple(i)}: got {float(got[tuple(i)]):.9g}, oracle {float(want[tuple(i)]):.9g}"
+        for i in found
+    )
+
+
+def _worst(actual: Tensor, expected: Output) -> str:
+    got, want = actual.double(), expected.value.double()
+    bound = torch.zeros_like(want) if expected.bound is None else expected.bound
+    error = (got - want).abs().nan_to_num(nan=torch.inf)
+    ratio = torch.where(error > 0, error / bound, 0.0).reshape(-1)
+    order = ratio.argsort(descending=True)[:WORST].tolist()
+    lines = []
+    for flat in order:
+        index = tuple(int(i) for i in torch.unravel_index(torch.tensor(flat), want.shape))
+        if not float(ratio[flat]) > 0:
+            break
+        a, b = float(got[index]), float(want[index])
+        lines.append(
+            f"{index}: got {a:.9g}, oracle {b:.9g}, bound {float(bound[index]):.3g}, "
+            f"ratio {float(ratio[flat]):.4g}, {ulps(a, b, actual.dtype):.3g} ulp"
+        )
+    return "; ".join(lines)
+
+
+def check_pairs(law: str, pairs: Sequence[Pair]) -> None:
+    """Checks what a law compares.
+
+    Raises:
+        Violation: A pair differs.
+    """
+    for pair in pairs:
+        a, b = pair.actual.cpu(), pair.expected.cpu()
+        if a.shape != b.shape or a.dtype != b.dtype:
+            detail = f"{pair.what}: {a.dtype} {tuple(a.shape)} against {b.dtype} {tuple(b.shape)}"
+            raise Violation(law, detail)
+        if pair.bound is None:
+            wrong = ~bits_equal(a, b)
+        else:
+            wrong = ~(bits_equal(a, b) | ((a.double() - b.double()).abs() <= pair.bound.cpu()))
+        if bool(wrong.any()):
+            how = "differs bitwise" if pair.bound is None else "differs by more than its bound"
+            count = int(wrong.sum())
+            raise Violation(law, f"{pair.what} {how} in {count} elements: {_differences(wrong, a, b)}")
+
+
+def _differences(wrong: Tensor, a: Tensor, b: Tensor) -> str:
+    found = wrong.nonzero()[:WORST].tolist()
+    return "; ".join(
+        f"{tuple(i)}: {a[tuple(i)].item():.9g} against {b[tuple(i)].item():.9g}" for i in found
+    )

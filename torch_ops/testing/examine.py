@@ -1,0 +1,133 @@
+"""One example, all layers: contract, bound, laws."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_ops.testing.build import build, contiguous
+from torch_ops.testing.compare import Violation, check_output, check_pairs
+from torch_ops.testing.contract import Snapshot, check_fresh, check_metadata
+from torch_ops.testing.laws import GENERIC
+from torch_ops.testing.proof import Arguments, Law, Output, Proof, Trial
+from torch_ops.testing.spec import Spec
+from torch_ops.testing.subject import Subject, call
+
+
+@dataclass
+class Tally:
+    """What the examples of one cell came to.
+
+    Attributes:
+        executed: Examples that ran.
+        refused: Examples that the kernel refused beforehand, by reason.
+        ratio: Largest error seen, as a part of its bound.
+        laws: How often each law had something to say, and held.
+    """
+
+    executed: int = 0
+    refused: collections.Counter[str] = field(default_factory=collections.Counter)
+    ratio: float = 0.0
+    laws: collections.Counter[str] = field(default_factory=collections.Counter)
+
+
+class _RefusedError(Exception):
+    """The kernel can't serve a call that a law makes."""
+
+
+@dataclass(frozen=True)
+class Examiner:
+    """Runs examples of one op on one kernel.
+
+    Attributes:
+        subject: The kernel under test.
+        proof: The op's proof.
+        contract: What the op's declaration promises.
+        device: Where it runs.
+        only: Layers to check; all where None. Mutants are judged by one layer alone.
+    """
+
+    subject: Subject
+    proof: Proof
+    contract: Any
+    device: torch.device = torch.device("cpu")
+    only: Collection[str] | None = None
+
+    def _wants(self, layer: str) -> bool:
+        return self.only is None or layer in self.only
+
+    def __call__(self, spec: Spec, tally: Tally, *, with_laws: bool = True) -> float | None:
+        """Runs one example.
+
+        Returns:
+            The largest error as a part of its bound, None where the kernel refused.
+
+        Raises:
+            Violation: The kernel broke a promise; it names the layer and carries the Spec.
+        """
+        try:
+            return self._run(spec, tally, with_laws)
+        except Violation as broken:
+            raise Violation(broken.layer, broken.detail, spec.to_json()) from broken.__cause__
+
+    def _run(self, spec: Spec, tally: Tally, with_laws: bool) -> float | None:
+        args = build(spec, self.device)
+        reason = self.subject.refuses(tuple(args.values()))
+        if reason is not None:
+            tally.refused[reason] += 1
+            return None
+        pristine = contiguous(args)
+        expected = self.proof.oracle(contiguous(build(spec)), self.contract)
+        outputs = self._checked_call(args, expected)
+        ratio = 0.0
+        if self._wants("bound"):
+            ratio = max(check_output(o, e) for o, e in zip(outputs, expected, strict=True))
+        if with_laws:
+            outputs = tuple(o.contiguous() for o in outputs)
+            self._check_laws(Trial(spec, pristine, outputs, self.contract, self._again), tally)
+        tally.executed += 1
+        tally.ratio = max(tally.ratio, ratio)
+        return ratio
+
+    def _checked_call(self, args: Arguments, expected: tuple[Output, ...]) -> tuple[Tensor, ...]:
+        before = Snapshot.take(args)
+        outputs = call(self.subject, self.proof, args)
+        if not self._wants("contract"):
+            return outputs
+        check_metadata(outputs, expected, args)
+        if not self.proof.mutates:
+            check_fresh(outputs, args, ())
+            again = call(self.subject, self.proof, args)
+            check_fresh(again, args, outputs)
+        before.check(args, self.proof.mutates)
+        return outputs
+
+    def _again(self, args: Arguments) -> tuple[Tensor, ...]:
+        """A further call for a law, on fresh copies where the op writes its arguments."""
+        if self.proof.mutates:
+            args = contiguous(args)
+        reason = self.subject.refuses(tuple(args.values()))
+        if reason is not None:
+            raise _RefusedError(reason)
+        return call(self.subject, self.proof, args)
+
+    def _check_laws(self, trial: Trial, tally: Tally) -> None:
+        for law in (*GENERIC, *self.proof.laws):
+            if self._wants(law.name) and self._holds(law, trial):
+                tally.laws[law.name] += 1
+
+    @staticmethod
+    def _holds(law: Law, trial: Trial) -> bool:
+        try:
+            pairs = law.pairs(trial)
+        except _RefusedError:
+            return False
+        if pairs is None:
+            return False
+        check_pairs(law.name, pairs)
+        return True

@@ -1,0 +1,129 @@
+"""Forms of laws that many ops share; proofs fill in which arguments they speak about."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from torch_ops.testing.proof import Law, Pair, Trial
+
+
+def flip_rows(value: Tensor) -> Tensor:
+    """Reverses the first axis: a permutation of rows that moves every one of them."""
+    return value.flip(0).contiguous()
+
+
+def permuted_rows(names: Sequence[str], statement: str) -> Law:
+    """f(P args) == P f(args) for a permutation P of the first axis of these arguments."""
+
+    def pairs(trial: Trial) -> Sequence[Pair] | None:
+        lengths = {trial.args[n].shape[0] for n in names if trial.args[n].dim() > 1}
+        if any(trial.args[n].dim() < 1 for n in names) or not lengths or lengths == {1}:
+            return None
+        swapped = trial.run(**{n: flip_rows(trial.args[n]) for n in names})
+        return [
+            Pair(f"output {i}, rows reversed", got, flip_rows(base))
+            for i, (got, base) in enumerate(zip(swapped, trial.outputs, strict=True))
+        ]
+
+    return Law("row_permutation", statement, pairs)
+
+
+def negated(name: str, inputs: Sequence[str], signs: Sequence[int], statement: str) -> Law:
+    """Negating these inputs multiplies output i by ``signs[i]``."""
+
+    def pairs(trial: Trial) -> Sequence[Pair] | None:
+        present = [n for n in inputs if trial.args[n] is not None]
+        if not present:
+            return None
+        got = trial.run(**{n: -trial.args[n] for n in present})
+        return [
+            Pair(f"output {i}, {', '.join(present)} negated", a, b if sign > 0 else -b)
+            for i, (a, b, sign) in enumerate(zip(got, trial.outputs, signs, strict=True))
+        ]
+
+    return Law(name, statement, pairs)
+
+
+def in_range(value: Tensor, low: int, high: int) -> bool:
+    """Whether all nonzero elements are finite and of magnitude 2^low to 2^high."""
+    size = value[value != 0].double().abs()
+    if not size.numel():
+        return True
+    return bool(size.isfinite().all() and size.min() >= 2.0**low and size.max() <= 2.0**high)
+
+
+def safe_exponents(dtype: torch.dtype) -> tuple[int, int]:
+    """Exponents between which scaling by 2^6 stays exact, squares in float32 included."""
+    return (-8, 9) if dtype == torch.float16 else (-50, 50)
+
+
+def scaled(value: Tensor, power: int) -> Tensor:
+    """The tensor times 2^power."""
+    return value * 2.0**power
+
+
+def scaled_pair(what: str, got: Tensor, base: Tensor, power: int) -> Pair:
+    """Compares got with 2^power base where neither over- nor underflow can have rounded."""
+    info = torch.finfo(base.dtype)
+    size = base.double().abs()
+    floor, ceiling = info.tiny * 2.0 ** (abs(power) + 12), info.max / 2.0 ** (abs(power) + 1)
+    keep = (size >= floor) & (size <= ceiling)
+    keep |= (size == 0) & (got.double().abs() >= floor)
+    nothing = torch.zeros_like(base)
+    return Pair(what, torch.where(keep, got, nothing), torch.where(keep, scaled(base, power), nothing))
+
+
+def homogeneous(
+    name: str,
+    inputs: Mapping[str, int],
+    powers: Sequence[int],
+    statement: str,
+    applies: Callable[[Trial], bool] | None = None,
+) -> Law:
+    """Scaling input n by ``2^inputs[n]`` scales output i by ``2^powers[i]``, bit for bit."""
+
+    def pairs(trial: Trial) -> Sequence[Pair] | None:
+        present = [n for n in inputs if trial.args[n] is not None]
+        ready = all(
+            in_range(trial.args[n], *safe_exponents(trial.args[n].dtype)) for n in present
+        )
+        if not present or not ready or (applies is not None and not applies(trial)):
+            return None
+        got = trial.run(**{n: scaled(trial.args[n], inputs[n]) for n in present})
+        return [
+            scaled_pair(f"output {i}, {', '.join(present)} scaled", a, b, power)
+            for i, (a, b, power) in enumerate(zip(got, trial.outputs, powers, strict=True))
+        ]
+
+    return Law(name, statement, pairs)
+
+
+def contiguous_copy(trial: Trial) -> Sequence[Pair] | None:
+    """The generic law of layouts: a strided argument gives what its contiguous copy gives."""
+    if all(o.layout == "contig" for _, o in trial.spec.operands):
+        return None
+    return [
+        Pair(f"output {i}, contiguous arguments", got, base)
+        for i, (got, base) in enumerate(zip(trial.run(), trial.outputs, strict=True))
+    ]
+
+
+def rerun(trial: Trial) -> Sequence[Pair] | None:
+    """The generic law of determinism, for ops that declare it."""
+    if not trial.contract.deterministic:
+        return None
+    first, second = trial.run(), trial.run()
+    return [
+        Pair(f"output {i}, run again", b, a)
+        for i, (a, b) in enumerate(zip(first, second, strict=True))
+    ]
+
+
+GENERIC = (
+    Law("layout", "strided, offset and overlapping inputs give what contiguous ones give",
+        contiguous_copy),
+    Law("rerun", "the same call gives the same bits", rerun),
+)  # fmt: skip

@@ -1,0 +1,164 @@
+"""What a proof of an op consists of, and where proofs are found.
+
+A proof is a module `torch_ops/testing/proofs/<op>.py` with a module-level `proof`. Nothing else
+names an op: a new file is found by its name.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import pkgutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from torch_ops.testing.spec import Spec
+
+if TYPE_CHECKING:
+    from torch_ops.testing._hypothesis import SearchStrategy
+
+Arguments = dict[str, Any]
+Shapes = dict[str, tuple[int, ...]]
+_PROOFS = "torch_ops.testing.proofs"
+
+
+@dataclass(frozen=True)
+class Output:
+    """What one output has to be.
+
+    Attributes:
+        name: The output's name in messages.
+        value: The exact value in float64; where `bound` is None, the value itself in `dtype`.
+        bound: The largest allowed difference per element, or None for bit equality.
+        dtype: The output's dtype.
+    """
+
+    name: str
+    value: Tensor
+    bound: Tensor | None
+    dtype: Any
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two tensors that a law compares: equal bit for bit, or within `bound` of each other."""
+
+    what: str
+    actual: Tensor
+    expected: Tensor
+    bound: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One executed example, as laws see it.
+
+    `args` are contiguous copies of the arguments from before the call. `run` calls the kernel
+    again with some of them replaced; laws never change a tensor in place.
+    """
+
+    spec: Spec
+    args: Arguments
+    outputs: tuple[Tensor, ...]
+    contract: Any
+    call: Callable[[Arguments], tuple[Tensor, ...]]
+
+    def run(self, **changes: Any) -> tuple[Tensor, ...]:
+        """Returns the outputs for the same arguments with these replaced."""
+        return self.call({**self.args, **changes})
+
+
+@dataclass(frozen=True)
+class Law:
+    """A relation between calls that holds for every correct kernel.
+
+    `pairs` returns None where the law says nothing about this example.
+    """
+
+    name: str
+    statement: str
+    pairs: Callable[[Trial], Sequence[Pair] | None]
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A planted fault: a kernel with the op's signature that `kills` must find wrong.
+
+    `kills` holds names of laws, or ``"bound"``, ``"contract"``, ``"zero"``. For a mutating op the
+    function returns the outputs, and is made to write them, unless it is `in_place` itself.
+    """
+
+    name: str
+    kills: tuple[str, ...]
+    function: Callable[..., Any]
+    in_place: bool = False
+
+
+@dataclass(frozen=True)
+class Proof:
+    """Everything the kit has to know about one op.
+
+    Attributes:
+        op: The op's name.
+        arguments: Names of the arguments in the order of the signature.
+        shapes: Shape of every tensor argument, from the dims of a Spec.
+        draw: Strategy of Specs for one dtype within a budget of elements.
+        axes: Axes of the covering array, without the dtype.
+        row: Spec of one row of the covering array.
+        zero: Specs with zero sizes, for one dtype.
+        classes: Specs with infinities and NaN, for one dtype.
+        oracle: Exact outputs and bounds, from contiguous arguments and the contract.
+        laws: The op's laws.
+        mutants: Planted faults; every law kills at least three.
+        mutates: Arguments that the op writes; they are its outputs.
+        cost: Divides the number of examples, for ops whose oracle is slow.
+    """
+
+    op: str
+    arguments: tuple[str, ...]
+    shapes: Callable[[Spec], Shapes]
+    draw: Callable[[str, int], SearchStrategy[Spec]]
+    axes: Mapping[str, Sequence[Any]]
+    row: Callable[[str, Mapping[str, Any]], Spec]
+    zero: Callable[[str], list[Spec]]
+    classes: Callable[[str], list[Spec]]
+    oracle: Callable[[Arguments, Any], tuple[Output, ...]]
+    laws: tuple[Law, ...]
+    mutants: tuple[Mutant, ...]
+    mutates: tuple[str, ...] = ()
+    cost: int = 1
+
+
+def proof_names() -> list[str]:
+    """Names of the ops that have a proof, sorted; imports none of them."""
+    found = importlib.util.find_spec(_PROOFS)
+    if found is None or found.submodule_search_locations is None:
+        msg = f"{_PROOFS} is not installed"
+        raise ModuleNotFoundError(msg, name=_PROOFS)
+    modules = pkgutil.iter_modules(found.submodule_search_locations)
+    return sorted(m.name for m in modules if not m.name.startswith("_"))
+
+
+def proof_of(op: str) -> Proof:
+    """Returns the proof of an op.
+
+    Raises:
+        LookupError: There is none.
+    """
+    if op not in proof_names():
+        msg = f"No proof for op {op!r}: expected {_PROOFS}.{op}; there are {proof_names()}"
+        raise LookupError(msg)
+    found = importlib.import_module(f"{_PROOFS}.{op}").proof
+    if not isinstance(found, Proof):
+        msg = f"{_PROOFS}.{op}.proof: received {type(found).__name__}, accepted Proof"
+        raise TypeError(msg)
+    return found
+
+
+def proofs() -> Iterator[Proof]:
+    """Yields every proof, sorted by op."""
+    for op in proof_names():
+        yield proof_of(op)

@@ -1,0 +1,1 @@
+"""One module per op, named as the op; shared parts begin with an underscore."""

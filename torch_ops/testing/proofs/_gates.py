@@ -1,0 +1,325 @@
+"""Proof of gated activations: ``y = act(gate) * value``, x holding the gate, then the value.
+
+The op's contract says which activation, and whether it is rounded before the product.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_ops.testing import draw as pieces
+from torch_ops.testing._hypothesis import DrawFn, SearchStrategy
+from torch_ops.testing._hypothesis import strategies as st
+from torch_ops.testing.arithmetic import compute_dtype, contract_field, rounding
+from torch_ops.testing.faults import floored, generic_mutants, raised, truncated
+from torch_ops.testing.laws import permuted_rows, scaled_pair
+from torch_ops.testing.proof import Arguments, Law, Mutant, Output, Pair, Proof, Shapes, Trial
+from torch_ops.testing.spec import Operand, Spec
+
+REGIMES = (
+    "normal", "zeros", "ones", "arange17", "grid", "sparse", "rows", "constant", "one_hot",
+    "equal_rows", "alternating", "wide", "spiky", "sorted", "ties", "tiny", "small", "huge",
+)  # fmt: skip
+DIMS: dict[str, dict[str, int]] = {
+    "one": {"tokens": 1, "half": 1},
+    "odd": {"tokens": 7, "half": 385},
+    "pow2": {"tokens": 8, "half": 512},
+    "wide": {"tokens": 2, "half": 5125},
+    "tall": {"tokens": 257, "half": 33},
+    "deep": {"batch": 3, "tokens": 17, "half": 48},
+    "single": {"half": 250},
+}
+AXES: dict[str, Sequence[Any]] = {
+    "layout": pieces.LAYOUTS,
+    "regime": ("normal", "rows", "zeros", "constant", "wide", "tiny", "huge", "spiky"),
+    "dims": tuple(DIMS),
+}
+ROWS = ("outer", "batch", "tokens")
+Activation = Callable[[Tensor], Tensor]
+
+
+def shapes(spec: Spec) -> Shapes:
+    """x has the row axes of the Spec, then gate and value side by side."""
+    return {"x": (*(spec.dim[n] for n in ROWS if n in spec.dim), 2 * spec.dim["half"])}
+
+
+def strategy(op: str) -> Callable[[str, int], SearchStrategy[Spec]]:
+    """Strategy of Specs."""
+
+    @st.composite
+    def specs(draw: DrawFn, dtype: str, budget: int) -> Spec:
+        rank = draw(st.sampled_from((2, 1, 3, 4)))
+        dims: dict[str, int] = {}
+        budget //= 2
+        for name in ROWS[len(ROWS) - rank + 1 :]:
+            dims[name] = draw(pieces.tokens(budget) if name == "tokens" else st.integers(1, 3))
+            budget //= dims[name]
+        dims["half"] = draw(pieces.size(budget))
+        shape = (*list(dims.values())[:-1], 2 * dims["half"])
+        names = pieces.values.FINITE_SPECIALS
+        x = draw(pieces.operand(dtype, shape, REGIMES, names=names))
+        return Spec.of(op, dims, {"x": x}, {}, draw(pieces.seeds()))
+
+    return specs
+
+
+def row(op: str) -> Callable[[str, Mapping[str, Any]], Spec]:
+    """Maker of Specs from rows of the covering array."""
+
+    def spec_of(dtype: str, choice: Mapping[str, Any]) -> Spec:
+        dims = dict(DIMS[choice["dims"]])
+        if choice["layout"] == "int64_stride":
+            dims["tokens"] = 1
+        ordered = {name: dims[name] for name in (*ROWS, "half") if name in dims}
+        x = Operand(dtype, choice["layout"], choice["regime"])
+        spec = Spec.of(op, ordered, {"x": x}, {}, seed=1)
+        return pieces.fitted(spec, shapes(spec))
+
+    return spec_of
+
+
+def zero(op: str) -> Callable[[str], list[Spec]]:
+    """Specs without rows, without columns, and with an empty outer axis."""
+
+    def specs(dtype: str) -> list[Spec]:
+        return [
+            Spec.of(op, dims, {"x": Operand(dtype, layout)})
+            for dims in (
+                {"tokens": 0, "half": 8},
+                {"tokens": 3, "half": 0},
+                {"batch": 0, "tokens": 3, "half": 33},
+            )
+            for layout in ("contig", "row_stride")
+        ]
+
+    return specs
+
+
+def classes(op: str) -> Callable[[str], list[Spec]]:
+    """NaN and infinities in gate and value.
+
+    A gate of -inf is left out: its limit is 0, every implementation of silu gives NaN.
+    """
+
+    def specs(dtype: str) -> list[Spec]:
+        width = 33
+        gate, value = 2 * width + 4, 3 * width + 4
+        return [
+            Spec.of(op, {"tokens": 3, "half": width}, {"x": Operand(dtype, specials=special)})
+            for special in (
+                ((gate, "nan"),),
+                ((value, "nan"),),
+                ((gate, "inf"),),
+                ((value, "inf"),),
+                ((value, "-inf"),),
+                ((gate, "inf"), (value, "-inf")),
+                ((gate, "0"), (value, "inf")),
+            )
+        ]
+
+    return specs
+
+
+def split(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Gate and value."""
+    half = x.shape[-1] // 2
+    return x[..., :half], x[..., half:]
+
+
+def _silu(g: Tensor) -> Tensor:
+    return g * torch.sigmoid(g)
+
+
+def _gelu_erf(g: Tensor) -> Tensor:
+    """With erfc, so that nothing cancels for negative gates."""
+    return 0.5 * g * torch.special.erfc(-g / math.sqrt(2))
+
+
+def _gelu_tanh(g: Tensor) -> Tensor:
+    """With ``(1 + tanh z) / 2 = sigmoid(2 z)``, so that nothing cancels."""
+    z = math.sqrt(2 / math.pi) * (g + 0.044715 * g**3)
+    return g * torch.sigmoid(2 * z)
+
+
+EXACT: dict[str, Activation] = {"silu": _silu, "gelu_erf": _gelu_erf, "gelu_tanh": _gelu_tanh}
+
+
+def oracle(args: Arguments, contract: Any) -> tuple[Output, ...]:
+    """Exact product and its bound.
+
+    One rounding to the dtype (k = 1), or one more of the activation (k = 2, and its eta times the
+    value). Before that, in units a of the compute dtype:
+
+    * silu: ``(8 + 2|g|) a``: exp carries the error of its argument and of its reduction. Where
+      exp(-g) overflows, g / (1 + exp(-g)) is 0 instead of g exp(g), an absolute error of at most
+      ``2^-121`` (88.8 * 2^-128; for float64 710 * 2^-1024).
+    * gelu: ``8 a`` relative, and ``3 a |g v|`` absolute: 1 + erf and 1 + tanh cancel for g < 0.
+    """
+    g, v = split(args["x"].double())
+    dtype = args["x"].dtype
+    unit = rounding(dtype)
+    activation = contract_field(contract, "activation")
+    if activation not in EXACT:
+        msg = f"contract.activation: received {activation!r}, accepted {sorted(EXACT)}"
+        raise LookupError(msg)
+    act = EXACT[activation](g)
+    y = act * v
+    k = {"once": 1, "activation_first": 2}[contract_field(contract, "rounding")]
+    relative, absolute = 8 * unit.acc, 3 * unit.acc * (g * v).abs()
+    if activation == "silu":
+        floor = 2.0**-1014 if dtype == torch.float64 else 2.0**-121
+        relative, absolute = (8 + 2 * g.abs()) * unit.acc, floor * v.abs()
+    under = unit.tiny * unit.acc * (1 + v.abs()) + (k - 1) * unit.eta * v.abs()
+    bound = y.abs() * (k * unit.u + (k - 1) * unit.u**2 + relative) + absolute + unit.eta + under
+    return (Output("out", y, bound, dtype),)
+
+
+def _joined(g: Tensor, v: Tensor) -> Tensor:
+    return torch.cat([g, v], dim=-1)
+
+
+def _zero_value(trial: Trial) -> Sequence[Pair]:
+    g, v = split(trial.args["x"])
+    (got,) = trial.run(x=_joined(g, torch.zeros_like(v)))
+    return [Pair("out for values of zero", got, torch.zeros_like(got))]
+
+
+def _zero_gate(trial: Trial) -> Sequence[Pair]:
+    g, v = split(trial.args["x"])
+    (got,) = trial.run(x=_joined(torch.zeros_like(g), v))
+    return [Pair("out for gates of zero", got, torch.zeros_like(got))]
+
+
+def _negated_value(trial: Trial) -> Sequence[Pair]:
+    g, v = split(trial.args["x"])
+    (got,) = trial.run(x=_joined(g, -v))
+    return [Pair("out, values negated", got, -trial.outputs[0])]
+
+
+def _scaled_value(trial: Trial) -> Sequence[Pair] | None:
+    g, v = split(trial.args["x"])
+    info = torch.finfo(v.dtype)
+    size = v[v != 0].abs()
+    if size.numel() and not (size.min() >= info.tiny and size.max() <= info.max / 16):
+        return None
+    (got,) = trial.run(x=_joined(g, v * 8))
+    return [scaled_pair("out, values times 8", got, trial.outputs[0], 3)]
+
+
+def _open_gate(trial: Trial) -> Sequence[Pair]:
+    """From 64 on every activation is the identity to the last bit."""
+    g, v = split(trial.args["x"])
+    open_gate = 64 + torch.arange(g.numel(), dtype=torch.float64).remainder(64).reshape(g.shape)
+    gate = open_gate.to(g.dtype)
+    (got,) = trial.run(x=_joined(gate, v))
+    compute = compute_dtype(g.dtype)
+    return [Pair("out of an open gate", got, (gate.to(compute) * v.to(compute)).to(g.dtype))]
+
+
+LAWS = (
+    Law("zero_value", "f(g, 0) == 0", _zero_value),
+    Law("zero_gate", "f(0, v) == 0", _zero_gate),
+    Law("negated_value", "f(g, -v) == -f(g, v)", _negated_value),
+    Law("scaled_value", "f(g, 8 v) == 8 f(g, v)", _scaled_value),
+    Law("open_gate", "f(g, v) == RN(g v) for g >= 64", _open_gate),
+    permuted_rows(("x",), "rows don't know each other: f(P x) == P f(x)"),
+)
+
+
+def gate(
+    act: Activation,
+    product: Callable[[Tensor, Tensor], Tensor] = torch.mul,
+    finish: Callable[[Tensor, torch.dtype], Tensor] = lambda y, dtype: y.to(dtype),
+    halves: Callable[[Tensor], tuple[Tensor, Tensor]] = split,
+) -> Callable[[Tensor], Tensor]:
+    """Returns a gated activation made of these pieces."""
+
+    def kernel(x: Tensor) -> Tensor:
+        g, v = halves(x.to(compute_dtype(x.dtype)).contiguous())
+        return finish(product(act(g), v), x.dtype)
+
+    return kernel
+
+
+def _interleaved(x: Tensor) -> tuple[Tensor, Tensor]:
+    return x[..., ::2].contiguous(), x[..., 1::2].contiguous()
+
+
+def _unmultiplied_tail(a: Tensor, v: Tensor) -> Tensor:
+    """The last elements past a multiple of 16 miss the product."""
+    y = a * v
+    y[..., v.shape[-1] // 16 * 16 :] = a[..., v.shape[-1] // 16 * 16 :]
+    return y
+
+
+def _first_row_of(act: Activation) -> Activation:
+    return lambda g: act(g.reshape(-1, g.shape[-1])[:1].expand(g.numel() // max(g.shape[-1], 1), -1)
+                         .reshape(g.shape)) if g.numel() else act(g)  # fmt: skip
+
+
+def _row_before(g: Tensor) -> Tensor:
+    return g.roll(1, 0) if g.dim() > 1 else g
+
+
+def _tail_rows(a: Tensor, v: Tensor) -> Tensor:
+    y = a * v
+    return torch.cat([y[:1], y[:-1]]) if y.dim() > 1 and len(y) else y
+
+
+def mutants(act: Activation, others: Mapping[str, Activation]) -> tuple[Mutant, ...]:
+    """Faults of a gate with this activation; `others` are activations it is taken for."""
+    plain = gate(act)
+    swapped = tuple(Mutant(f"is_{name}", ("bound",), gate(f)) for name, f in others.items())
+    return (
+        *swapped,
+        Mutant("truncated", ("bound",), gate(act, finish=truncated)),
+        Mutant("activation_rounded_first", ("bound",),
+               lambda x: gate(lambda g: act(g).to(x.dtype).to(g.dtype))(x)),
+        Mutant("interleaved_halves", ("bound",), gate(act, halves=_interleaved)),
+        Mutant("value_first", ("bound", "open_gate"), gate(act, halves=lambda x: split(x)[::-1])),
+        Mutant("sum_instead_of_product", ("zero_value", "zero_gate", "bound"),
+               gate(act, torch.add)),
+        Mutant("tail_not_multiplied", ("zero_value", "negated_value", "scaled_value", "bound"),
+               gate(act, _unmultiplied_tail)),
+        Mutant("value_plus_one", ("zero_value", "bound"), gate(act, lambda a, v: a * (v + 1))),
+        Mutant("gate_shifted", ("zero_gate", "bound"), gate(lambda g: act(g + 0.125))),
+        Mutant("gate_floor", ("zero_gate", "bound"), gate(lambda g: act(g).clamp(min=1e-3))),
+        Mutant("gate_not_multiplied", ("zero_gate", "bound"), gate(torch.sigmoid)),
+        Mutant("rounded_down", ("negated_value", "bound"), gate(act, finish=floored)),
+        Mutant("rounded_up", ("negated_value", "bound"), gate(act, finish=raised)),
+        Mutant("absolute_value", ("negated_value", "bound"), gate(act, lambda a, v: a * v.abs())),
+        Mutant("value_clipped", ("scaled_value", "bound"), gate(act, lambda a, v: a * v.clamp(-2, 2))),
+        Mutant("value_in_float16", ("scaled_value", "bound"),
+               gate(act, lambda a, v: a * (v * 1e4).half().to(v.dtype) / 1e4)),
+        Mutant("gate_clipped", ("open_gate", "bound"), gate(lambda g: act(g.clamp(max=7)))),
+        Mutant("exp_overflows", ("open_gate", "bound"),
+               gate(lambda g: g * g.exp() / (1 + g.exp()))),
+        Mutant("gate_in_bfloat16", ("open_gate", "bound"),
+               gate(lambda g: act(g * 1.003).bfloat16().to(g.dtype))),
+        Mutant("row_0_gates", ("row_permutation", "bound"), gate(_first_row_of(act))),
+        Mutant("row_before", ("row_permutation", "bound"), gate(lambda g: act(_row_before(g)))),
+        Mutant("last_row_lost", ("row_permutation", "bound"), gate(act, _tail_rows)),
+        *generic_mutants(plain),
+    )  # fmt: skip
+
+
+def gate_proof(op: str, act: Activation, others: Mapping[str, Activation]) -> Proof:
+    """The proof of a gated activation."""
+    return Proof(
+        op=op,
+        arguments=("x",),
+        shapes=shapes,
+        draw=strategy(op),
+        axes=AXES,
+        row=row(op),
+        zero=zero(op),
+        classes=classes(op),
+        oracle=oracle,
+        laws=LAWS,
+        mutants=mutants(act, others),
+    )

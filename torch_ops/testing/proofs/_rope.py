@@ -1,0 +1,300 @@
+"""Proof of rotary embeddings: shared by the functional and the mutating op.
+
+A pair (a, b) becomes ``(a cos - b sin, b cos + a sin)``, with cosines and sines read from the
+cache at the token's position; elements past rotary_dim are copied bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_ops.testing import draw as pieces
+from torch_ops.testing._hypothesis import DrawFn, SearchStrategy
+from torch_ops.testing._hypothesis import strategies as st
+from torch_ops.testing.arithmetic import contract_field, rounding
+from torch_ops.testing.laws import homogeneous, negated, permuted_rows
+from torch_ops.testing.proof import Arguments, Law, Output, Pair, Proof, Shapes, Trial
+from torch_ops.testing.proofs._rope_faults import generic, mutants
+from torch_ops.testing.spec import Operand, Spec
+
+REGIMES = (
+    "normal", "zeros", "ones", "arange17", "grid", "sparse", "rows", "constant", "one_hot",
+    "equal_rows", "alternating", "wide", "spiky", "sorted", "ties", "small", "huge",
+)  # fmt: skip
+POSITIONS = ("index", "first", "last", "counting", "backwards")
+DIMS: dict[str, dict[str, int]] = {
+    "one": {"tokens": 1, "heads": 1, "kv_heads": 1, "head_dim": 2, "rotary_dim": 2},
+    "odd": {"tokens": 7, "heads": 3, "kv_heads": 1, "head_dim": 80, "rotary_dim": 80},
+    "full": {"tokens": 8, "heads": 4, "kv_heads": 2, "head_dim": 64, "rotary_dim": 64},
+    "partial": {"tokens": 5, "heads": 2, "kv_heads": 2, "head_dim": 128, "rotary_dim": 32},
+    "narrow": {"tokens": 33, "heads": 2, "kv_heads": 5, "head_dim": 10, "rotary_dim": 6},
+    "none": {"tokens": 4, "heads": 2, "kv_heads": 1, "head_dim": 16, "rotary_dim": 0},
+}
+AXES: dict[str, Sequence[Any]] = {
+    "layout": pieces.LAYOUTS,
+    "regime": ("normal", "rows", "zeros", "grid", "wide", "huge", "spiky"),
+    "dims": tuple(DIMS),
+    "positions": POSITIONS,
+    "width": ("int64", "int32"),
+    "is_neox": (True, False),
+}
+MAX_POSITION = 300
+
+
+def shapes(spec: Spec) -> Shapes:
+    """Shapes of queries, keys, cache and positions."""
+    d = spec.dim
+    return {
+        "q": (d["tokens"], d["heads"], d["head_dim"]),
+        "k": (d["tokens"], d["kv_heads"], d["head_dim"]),
+        "cos_sin_cache": (d["max_position"], d["rotary_dim"]),
+        "positions": (d["tokens"],),
+    }
+
+
+def strategy(op: str, mutates: Sequence[str]) -> Callable[[str, int], SearchStrategy[Spec]]:
+    """Strategy of Specs."""
+
+    @st.composite
+    def specs(draw: DrawFn, dtype: str, budget: int) -> Spec:
+        head_dim = draw(st.sampled_from((64, 2, 8, 10, 16, 32, 40, 72, 80, 96, 128, 192, 256)))
+        partial = draw(st.one_of(st.just(head_dim), st.integers(0, head_dim // 2).map(lambda i: 2 * i)))
+        kv_heads = draw(st.sampled_from((1, 2, 3)))
+        heads = kv_heads * draw(st.sampled_from((1, 2, 3, 4, 7)))
+        dims = {
+            "tokens": draw(pieces.tokens(budget // (heads * head_dim))),
+            "heads": heads,
+            "kv_heads": kv_heads,
+            "head_dim": head_dim,
+            "rotary_dim": partial,
+            "max_position": draw(st.sampled_from((MAX_POSITION, 1, 2, 17, 1024))),
+        }
+        shape = shapes(Spec.of(op, dims, {}))
+        operands = {
+            name: draw(
+                pieces.operand(
+                    dtype, shape[name], REGIMES, names=pieces.values.FINITE_SPECIALS,
+                    mutated=name in mutates,
+                )
+            )
+            for name in ("q", "k")
+        }  # fmt: skip
+        cache = pieces.operand("float32", shape["cos_sin_cache"], ("unit_circle", "grid"))
+        operands["cos_sin_cache"] = draw(cache)
+        width = draw(st.sampled_from(("int64", "int32")))
+        high = dims["max_position"]
+        operands["positions"] = draw(pieces.operand(width, (dims["tokens"],), POSITIONS, high=high))
+        return Spec.of(op, dims, operands, {"is_neox": draw(st.booleans())}, draw(pieces.seeds()))
+
+    return specs
+
+
+def row(op: str, mutates: Sequence[str]) -> Callable[[str, Mapping[str, Any]], Spec]:
+    """Maker of Specs from rows of the covering array."""
+
+    def spec_of(dtype: str, choice: Mapping[str, Any]) -> Spec:
+        dims = DIMS[choice["dims"]] | {"max_position": MAX_POSITION}
+        if choice["layout"] == "int64_stride":
+            dims["tokens"] = 1
+        others = ("contig", "row_stride", "step2", "misalign", "transposed")
+        operands = {
+            "q": Operand(dtype, choice["layout"], choice["regime"]),
+            "k": Operand(dtype, pieces.pick(choice, "k", others), "normal"),
+            "cos_sin_cache": Operand(
+                "float32", pieces.pick(choice, "cache", others), "unit_circle"
+            ),
+            "positions": Operand(
+                choice["width"], pieces.pick(choice, "positions", ("contig", "step2", "misalign")),
+                choice["positions"], MAX_POSITION,
+            ),
+        }  # fmt: skip
+        spec = Spec.of(op, dims, operands, {"is_neox": choice["is_neox"]}, seed=1)
+        return pieces.fitted(spec, shapes(spec), mutates)
+
+    return spec_of
+
+
+def _operands(dtype: str) -> dict[str, Operand]:
+    return {
+        "q": Operand(dtype),
+        "k": Operand(dtype),
+        "cos_sin_cache": Operand("float32", regime="unit_circle"),
+        "positions": Operand("int64", regime="index", high=17),
+    }
+
+
+def zero(op: str) -> Callable[[str], list[Spec]]:
+    """Specs without tokens, without heads, and without elements in a head."""
+    base = DIMS["full"] | {"max_position": 17}
+    changes = ({"tokens": 0}, {"kv_heads": 0}, {"head_dim": 0, "rotary_dim": 0})
+
+    def specs(dtype: str) -> list[Spec]:
+        return [
+            Spec.of(op, base | change, operands, {"is_neox": neox})
+            for change in changes
+            for neox in (True, False)
+            for operands in (_operands(dtype), _operands(dtype) | {"q": Operand(dtype, "row_stride")})
+        ]
+
+    return specs
+
+
+def classes(op: str) -> Callable[[str], list[Spec]]:
+    """NaN and infinities in rotated and copied elements; 16 elements a head, 8 of them rotated."""
+    dims = {"tokens": 3, "heads": 2, "kv_heads": 1, "head_dim": 16, "rotary_dim": 8}
+
+    def specs(dtype: str) -> list[Spec]:
+        return [
+            Spec.of(
+                op, dims | {"max_position": 17},
+                _operands(dtype) | {name: Operand(dtype, specials=special)}, {"is_neox": neox},
+            )
+            for name in ("q", "k")
+            for special in (((17, "nan"),), ((18, "inf"),), ((30, "-inf"), (31, "nan")))
+            for neox in (True, False)
+        ]  # fmt: skip
+
+    return specs
+
+
+def pairs_of(x: Tensor, rotary_dim: int, is_neox: bool) -> tuple[Tensor, Tensor]:
+    """First and second elements of the pairs."""
+    turned = x[..., :rotary_dim]
+    if is_neox:
+        return turned[..., : rotary_dim // 2], turned[..., rotary_dim // 2 :]
+    return turned[..., 0::2], turned[..., 1::2]
+
+
+def joined(first: Tensor, second: Tensor, tail: Tensor, is_neox: bool) -> Tensor:
+    """The inverse of `pairs_of`, with the elements past rotary_dim."""
+    if is_neox:
+        return torch.cat([first, second, tail], -1)
+    return torch.cat([torch.stack([first, second], -1).flatten(-2), tail], -1)
+
+
+def _rotated(name: str, x: Tensor, args: Arguments) -> Output:
+    unit = rounding(x.dtype)
+    cache, is_neox = args["cos_sin_cache"].double(), args["is_neox"]
+    cos, sin = cache[args["positions"].long()].unsqueeze(1).chunk(2, -1)
+    exact = x.double()
+    width = cache.shape[-1]
+    a, b = pairs_of(exact, width, is_neox)
+    tail = exact[..., width:]
+    value = joined(a * cos - b * sin, b * cos + a * sin, tail, is_neox)
+    terms = ((a * cos).abs() + (b * sin).abs(), (b * cos).abs() + (a * sin).abs())
+    bounds = [
+        3 * unit.acc * term + unit.u * y.abs() + unit.eta + unit.tiny * unit.acc
+        for term, y in zip(terms, pairs_of(value, width, is_neox), strict=True)
+    ]
+    return Output(name, value, joined(bounds[0], bounds[1], torch.zeros_like(tail), is_neox), x.dtype)
+
+
+def oracle(args: Arguments, contract: Any) -> tuple[Output, ...]:
+    """Exact rotation with the very cache that the kernel reads, and its bound.
+
+    Two products and a sum in the compute dtype: ``3 a (|a cos| + |b sin|)``, then one rounding
+    ``|y| u + eta``. Copied elements have a bound of zero.
+    """
+    for field, known in (("arithmetic", "fp32"), ("pairing", "half_of_rotary_dim")):
+        if contract_field(contract, field) != known:
+            msg = f"contract.{field}: received {getattr(contract, field)!r}, accepted {known!r}"
+            raise LookupError(msg)
+    return _rotated("q", args["q"], args), _rotated("k", args["k"], args)
+
+
+def _compared(what: str, got: Sequence[Tensor], expected: Sequence[Tensor]) -> list[Pair]:
+    return [
+        Pair(f"{name}, {what}", a, b)
+        for name, a, b in zip(("q", "k"), got, expected, strict=True)
+    ]
+
+
+def _zero_angle(trial: Trial) -> Sequence[Pair]:
+    cache = torch.zeros_like(trial.args["cos_sin_cache"])
+    cache[:, : cache.shape[1] // 2] = 1
+    got = trial.run(cos_sin_cache=cache)
+    return _compared("angle 0", got, (trial.args["q"], trial.args["k"]))
+
+
+def _quarter_turn(trial: Trial) -> Sequence[Pair]:
+    cache = torch.zeros_like(trial.args["cos_sin_cache"])
+    width, is_neox = cache.shape[1], trial.args["is_neox"]
+    cache[:, width // 2 :] = 1
+
+    def turned(x: Tensor) -> Tensor:
+        a, b = pairs_of(x, width, is_neox)
+        return joined(-b, a, x[..., width:], is_neox)
+
+    expected = (turned(trial.args["q"]), turned(trial.args["k"]))
+    return _compared("quarter turn", trial.run(cos_sin_cache=cache), expected)
+
+
+def _tail(trial: Trial) -> Sequence[Pair] | None:
+    width = trial.spec.dim["rotary_dim"]
+    if width == trial.spec.dim["head_dim"]:
+        return None
+    got = [o[..., width:] for o in trial.outputs]
+    return _compared("past rotary_dim", got, [trial.args[n][..., width:] for n in ("q", "k")])
+
+
+def _index_width(trial: Trial) -> Sequence[Pair]:
+    other = torch.int32 if trial.args["positions"].dtype == torch.int64 else torch.int64
+    got = trial.run(positions=trial.args["positions"].to(other))
+    return _compared(f"positions {other}", got, trial.outputs)
+
+
+def _pairing(trial: Trial) -> Sequence[Pair]:
+    """Rotating pairs (i, i + h) is rotating pairs (2i, 2i + 1) of reordered elements."""
+    width, is_neox = trial.spec.dim["rotary_dim"], trial.args["is_neox"]
+
+    def reordered(x: Tensor, source: bool) -> Tensor:
+        a, b = pairs_of(x, width, source)
+        return joined(a, b, x[..., width:], not source)
+
+    inputs = {n: reordered(trial.args[n], is_neox) for n in ("q", "k")}
+    got = trial.run(**inputs, is_neox=not is_neox)
+    return _compared("other pairing", [reordered(x, not is_neox) for x in got], trial.outputs)
+
+
+def _apart(trial: Trial) -> Sequence[Pair]:
+    q, k = trial.args["q"], trial.args["k"]
+    more = torch.cat([k, 2 * k, k + 1], dim=1)
+    return [
+        Pair("q, other keys", trial.run(k=more)[0], trial.outputs[0]),
+        Pair("k, other queries", trial.run(q=torch.cat([q, q + 1], dim=1))[1], trial.outputs[1]),
+    ]
+
+
+LAWS = (
+    Law("zero_angle", "cos 1 and sin 0 change nothing", _zero_angle),
+    Law("quarter_turn", "cos 0 and sin 1 turn (a, b) into (-b, a)", _quarter_turn),
+    Law("tail", "elements past rotary_dim are copied", _tail),
+    Law("index_width", "int32 and int64 positions give the same", _index_width),
+    Law("pairing", "neox(x) == P interleaved(P x)", _pairing),
+    Law("apart", "queries don't depend on keys, nor keys on queries", _apart),
+    homogeneous("scale", {"q": 3, "k": 3}, (3, 3), "f(8 q, 8 k) == 8 f(q, k)"),
+    negated("odd", ("q", "k"), (-1, -1), "f(-q, -k) == -f(q, k)"),
+    permuted_rows(("q", "k", "positions"), "tokens don't know each other"),
+)
+
+
+def rope_proof(op: str, mutates: tuple[str, ...]) -> Proof:
+    """The proof, for the op that returns its outputs or the one that writes its inputs."""
+    return Proof(
+        op=op,
+        arguments=("q", "k", "cos_sin_cache", "positions", "is_neox"),
+        shapes=shapes,
+        draw=strategy(op, mutates),
+        axes=AXES,
+        row=row(op, mutates),
+        zero=zero(op),
+        classes=classes(op),
+        oracle=oracle,
+        laws=LAWS,
+        mutants=(*mutants(), *generic(in_place=bool(mutates))),
+        mutates=mutates,
+    )

@@ -1,0 +1,97 @@
+"""What is under test: a registered backend of an op, or any callable with the op's signature."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_ops.testing.compare import Violation
+from torch_ops.testing.proof import Arguments, Proof
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A kernel under test.
+
+    Attributes:
+        name: The backend's name, or the callable's.
+        call: Takes the op's arguments by position.
+        refuses: None, or why the kernel can't serve these arguments. Asked before the call.
+        untestable: None, or why results for a dtype say nothing on this machine.
+        registered: Whether `name` is a backend of the op, so that opcheck can reach it.
+    """
+
+    name: str
+    call: Callable[..., Any]
+    refuses: Callable[[Sequence[Any]], str | None]
+    untestable: Callable[[torch.dtype], str | None]
+    registered: bool
+
+
+def _never(_: object) -> None:
+    return None
+
+
+def subject_of(function: Callable[..., Any], name: str | None = None) -> Subject:
+    """Makes a subject of a plain callable; its optional attribute `supports` is asked first."""
+    supports = getattr(function, "supports", None)
+    refuses = _never if supports is None else lambda args: _reason(supports(*args))
+    label = name or getattr(function, "__name__", type(function).__name__)
+    return Subject(label, function, refuses, _never, registered=False)
+
+
+def _reason(answer: object) -> str | None:
+    if answer is None or isinstance(answer, str):
+        return answer
+    msg = f"supports: received {answer!r}, accepted None or a reason (str)"
+    raise TypeError(msg)
+
+
+def poison(device: torch.device, sizes: Sequence[int]) -> None:
+    """Leaves freed blocks full of NaN bytes for the kernel's own allocations to find."""
+    blocks = [torch.full((max(n, 1),), 0xFF, dtype=torch.uint8, device=device) for n in sizes]
+    blocks += [block.clone() for block in blocks]
+    del blocks
+
+
+def call(subject: Subject, proof: Proof, args: Arguments) -> tuple[Tensor, ...]:
+    """Runs the kernel and returns its outputs; for a mutating op, the arguments that it writes.
+
+    Raises:
+        Violation: The kernel raised, or returned something that is no output.
+    """
+    tensors = [value for value in args.values() if isinstance(value, Tensor)]
+    poison(tensors[0].device, [t.numel() * t.element_size() for t in tensors])
+    try:
+        result = subject.call(*args.values())
+    except Exception as error:
+        detail = f"supports() accepted the call, which raised {type(error).__name__}: {error}"
+        raise Violation("contract", detail) from error
+    if proof.mutates:
+        if result is not None:
+            detail = f"a mutating op returns None, received {type(result).__name__}"
+            raise Violation("contract", detail)
+        return tuple(args[name] for name in proof.mutates)
+    outputs = (result,) if isinstance(result, Tensor) else result
+    if not isinstance(outputs, tuple) or not all(isinstance(o, Tensor) for o in outputs):
+        raise Violation("contract", f"returned {type(result).__name__}, accepted Tensors")
+    return outputs
+
+
+def mutating(function: Callable[..., Any], proof: Proof) -> Callable[..., None]:
+    """Turns a functional kernel into one that writes its outputs into the mutated arguments."""
+    places = [proof.arguments.index(name) for name in proof.mutates]
+
+    @functools.wraps(function)
+    def in_place(*args: Any) -> None:
+        result = function(*args)
+        outputs = (result,) if isinstance(result, Tensor) else result
+        for place, output in zip(places, outputs, strict=True):
+            args[place].copy_(output)
+
+    return in_place
