@@ -23,7 +23,8 @@ def rotate(x: Tensor, angles: Tensor, is_neox: bool) -> Tensor:
     half = rotary_dim // 2
     x = x.contiguous()
     wide = upcast(x[..., :rotary_dim])
-    cos, sin = upcast(angles, wide).unsqueeze(1).split(half, -1)
+    angles = upcast(angles, wide).unsqueeze(1)
+    cos, sin = angles[..., :half], angles[..., half:]
     if is_neox:
         first, second = wide[..., :half], wide[..., half:]
     else:
