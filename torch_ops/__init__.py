@@ -13,13 +13,13 @@ from torch_ops.backend import Backend
 from torch_ops.errors import *  # noqa: F403  (re-exported: torch_ops.errors lists them)
 from torch_ops.errors import __all__ as _errors
 from torch_ops.explanation import Explanation, explain
+from torch_ops.maintenance import refresh, warmup
 from torch_ops.platform import Platform, Requirement
 from torch_ops.policy import debug, set_backend, use_backend
 from torch_ops.registry import KernelRegistry, register_kernel, registry
 from torch_ops.selector import Candidate, get_kernel, select_kernel
 from torch_ops.spec import KernelSpec
 from torch_ops.tracing import Trace, trace
-from torch_ops.maintenance import refresh, warmup
 
 _declarations.catalogue()
 

@@ -70,7 +70,7 @@ class OpenEnum(metaclass=_OpenEnumMeta):
                 name = value.upper().replace("-", "_").replace(".", "_")
                 if name.isidentifier() and not hasattr(cls, name):
                     setattr(cls, name, member)
-        return member  # type: ignore[no-any-return]
+        return member
 
     @property
     def name(self) -> str:

@@ -16,6 +16,7 @@ from torch_ops.selector import Candidate, Plan, none_usable, unavailable
 
 __all__ = ["bind"]
 
+_is_alias_of = torch._C._is_alias_of  # type: ignore[attr-defined]
 _log = logging.getLogger(__name__)
 _logged: set[tuple[str, str, str]] = set()
 
@@ -63,9 +64,7 @@ def _load(plan: Plan) -> tuple[list[Kernel], list[Candidate]]:
     return chain, skipped
 
 
-def _run_chain(
-    plan: Plan, chain: list[Kernel], skipped: list[Candidate]
-) -> Callable[..., Any]:
+def _run_chain(plan: Plan, chain: list[Kernel], skipped: list[Candidate]) -> Callable[..., Any]:
     """Ask each kernel's predicate with the real arguments and run the first that agrees."""
 
     def run(*args: Any) -> Any:
@@ -132,7 +131,7 @@ def _debugged(op: str, run: Callable[..., Any]) -> Callable[..., Any]:
         tensors = [arg for arg in args if isinstance(arg, Tensor)]
         for index, output in enumerate(outputs):
             others = [*tensors, *outputs[:index]]
-            if any(torch._C._is_alias_of(output, other) for other in others):
+            if any(_is_alias_of(output, other) for other in others):
                 raise DeclarationError(
                     f"op {op!r}: output {index} shares memory with an input or another output; "
                     "a functional op returns fresh tensors"

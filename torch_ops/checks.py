@@ -26,10 +26,12 @@ _NAMES = {
     torch.float32: "float32",
     torch.float64: "float64",
 }
-_is_alias_of = torch._C._is_alias_of
+_is_alias_of = torch._C._is_alias_of  # type: ignore[attr-defined]
 
 
-def refuse(op: str, argument: str, received: object, accepted: str, *, kind: type = ValueError) -> NoReturn:
+def refuse(
+    op: str, argument: str, received: object, accepted: str, *, kind: type = ValueError
+) -> NoReturn:
     """Raise ``op 'x': argument 'y' is <received> (accepted: <accepted>)``."""
     raise kind(f"op {op!r}: argument {argument!r} is {received} (accepted: {accepted})")
 
@@ -114,7 +116,7 @@ def _may_overlap(x: Tensor, y: Tensor) -> bool:
     if x.numel() == 0 or y.numel() == 0:
         return False
     low, high = (x, y) if x.storage_offset() <= y.storage_offset() else (y, x)
-    apart = high.storage_offset() - low.storage_offset()
+    apart: Any = high.storage_offset() - low.storage_offset()
     if apart > _span(low):
         return False
     return not _column_blocks(low, high, apart)
@@ -131,6 +133,8 @@ def _column_blocks(low: Tensor, high: Tensor, apart: int) -> bool:
         return False
     if low.stride(-1) != 1:
         return False
-    rows = [stride for stride, size in zip(low.stride()[:-1], low.shape[:-1], strict=True) if size > 1]
+    rows = [
+        stride for stride, size in zip(low.stride()[:-1], low.shape[:-1], strict=True) if size > 1
+    ]
     pitch = min(rows, default=apart + high.shape[-1])
     return low.shape[-1] <= apart and apart + high.shape[-1] <= pitch

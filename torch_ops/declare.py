@@ -62,7 +62,7 @@ class Declaration:
         self.order = {**DEFAULT_ORDER, **order}
         self.signature = signature
         self.schema = schemas.infer(self.name, signature, mutates)
-        code = reference.__code__  # type: ignore[attr-defined]
+        code = reference.__code__
         self.site = f"{code.co_filename}:{code.co_firstlineno}"
         self.checker: Callable[..., None] | None = None
         self.debug_checker: Callable[..., None] | None = None
@@ -106,7 +106,7 @@ class Declaration:
         got = [(p.name, p.default) for p in inspect.signature(function).parameters.values()]
         want = [(p.name, p.default) for p in self.signature.parameters.values()]
         if got != want:
-            code = function.__code__  # type: ignore[attr-defined]
+            code = function.__code__
             raise DeclarationError(
                 f"op {self.name!r}: the {role}'s signature differs from the declaration. "
                 f"Declared: {self.name}{inspect.signature(self.reference)} at {self.site}. "
@@ -194,7 +194,7 @@ def _same_or_refuse(first: Declaration, second: Declaration) -> Declaration:
         for field in fields
         if getattr(first, field) != getattr(second, field)
     ]
-    codes = [declaration.reference.__code__ for declaration in (first, second)]  # type: ignore[attr-defined]
+    codes = [declaration.reference.__code__ for declaration in (first, second)]
     if codes[0].co_code != codes[1].co_code or _constants(codes[0]) != _constants(codes[1]):
         differs.append("reference: other code")
     if differs:

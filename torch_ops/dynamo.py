@@ -87,7 +87,7 @@ def depend(
 
 def _install(tracer: Any, dependency: _Dependency) -> None:
     from torch._dynamo.source import AttrSource
-    from torch._dynamo.variables.builder import install_guard
+    from torch._dynamo.variables.builder import install_guard  # type: ignore[attr-defined]
 
     def create(builder: Any, guard: Any) -> None:
         manager = builder.get_guard_manager(guard)

@@ -58,9 +58,7 @@ class Explanation:
         return "\n".join(lines)
 
 
-def explain(
-    op: str, *args: Any, platform: Platform | None = None, **kwargs: Any
-) -> Explanation:
+def explain(op: str, *args: Any, platform: Platform | None = None, **kwargs: Any) -> Explanation:
     """Say which kernel a call would run, who decided, and why no other; runs nothing.
 
     With arguments the per-call checks are asked too, which imports the candidates' modules.
@@ -103,9 +101,7 @@ def _arguments(op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[
     return bound.args
 
 
-def _ranked(
-    op: str, platform: Platform, args: tuple[Any, ...] | None
-) -> tuple[Candidate, ...]:
+def _ranked(op: str, platform: Platform, args: tuple[Any, ...] | None) -> tuple[Candidate, ...]:
     """Judge every kernel; those in the declared order come first, in that order."""
     order = selector.order_of(op, platform) or ()
     judged = []

@@ -72,5 +72,3 @@ def warmup(op: str, *args: Any, backend: Backend | str | None = None) -> None:
     if any(isinstance(arg, torch.Tensor) and arg.is_cuda for arg in cloned):
         torch.cuda.synchronize()
     _log.info("warmup of op %r took %.2f s", op, time.perf_counter() - start)
-
-

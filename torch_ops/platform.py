@@ -72,7 +72,7 @@ class Platform:
     @classmethod
     def rocm(cls, arch: str, index: int = 0) -> Platform:
         """An AMD GPU by its gfx name (``"gfx942"``); needs no such GPU."""
-        return cls("rocm", arch.split(":")[0], index, f"AMD {arch}")
+        return cls("rocm", arch.split(":", maxsplit=1)[0], index, f"AMD {arch}")
 
     @property
     def capability(self) -> tuple[int, int] | None:
@@ -160,7 +160,9 @@ class Requirement:
             return None
         capability = platform.capability
         if capability is None:
-            return f"arch {platform.arch or 'unknown'} can't be compared (supported: {self._range()})"
+            return (
+                f"arch {platform.arch or 'unknown'} can't be compared (supported: {self._range()})"
+            )
         if self.min_arch is not None and capability < self.min_arch:
             return f"arch {platform.arch} is too old (supported: {self._range()})"
         if self.max_arch is not None and capability > self.max_arch:

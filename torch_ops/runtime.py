@@ -59,7 +59,7 @@ def install(
     """
     _library._register_fake(overload, fake, _stacklevel=0)
     for key, kernel in zip(_DEVICE_KEYS, kernels, strict=True):
-        dynamo.skip(kernel.__code__)  # type: ignore[attr-defined]
+        dynamo.skip(kernel.__code__)
         _library.impl(overload, kernel, key)
     for key in _AUTOGRAD_KEYS:
         _library.impl(overload, fallthrough_kernel, key)

@@ -41,7 +41,7 @@ def resolve_annotations(
         DeclarationError: an annotation is missing or can't be resolved.
     """
     signature = inspect.signature(function)
-    names = {**function.__globals__, **local_names}  # type: ignore[attr-defined]
+    names = {**function.__globals__, **local_names}
     names.update(inspect.getclosurevars(function).nonlocals)
 
     def resolve(annotation: Any, where: str) -> Any:

@@ -14,10 +14,8 @@ from torch_ops.backend import Backend
 from torch_ops.errors import (
     AmbiguousBackendError,
     BackendUnavailableError,
-    DeclarationError,
     NoBackendError,
     TorchOpsError,
-    UnknownBackendError,
     UnknownOpError,
     listing,
     nearest,
@@ -354,13 +352,19 @@ def get_kernel(op: str, backend: Backend | str | None = None) -> Callable[..., A
         BackendUnavailableError: importing it failed; the reason holds type and text.
         DeclarationError: its signature differs from the declaration's.
     """
-    platform = Platform.detect()
-    spec = select_kernel(op, backend, platform=platform)
-    try:
-        return kernels.load(spec).function
-    except (TorchOpsError, DeclarationError, UnknownBackendError):
-        raise
-    except Exception as error:
-        choice = policy.Choice(spec.backend, "call" if backend is not None else "declared")
-        reason = f"loading it failed: {type(error).__name__}: {error}"
-        raise unavailable(op, choice, platform, (reason,), None) from error
+    plan = make_plan(op, Platform.detect(), backend=backend, scope=policy.current_scope())
+    skipped = list(plan.skipped)
+    for spec in plan.specs:
+        try:
+            return kernels.load(spec).function
+        except TorchOpsError:
+            if plan.explicit:
+                raise
+            skipped.append(judge(spec, plan.platform))
+        except Exception as error:
+            if plan.explicit:
+                reason = f"loading it failed: {type(error).__name__}: {error}"
+                choice = policy.Choice(spec.backend, plan.source)
+                raise unavailable(op, choice, plan.platform, (reason,), None) from error
+            skipped.append(judge(spec, plan.platform))
+    raise none_usable(op, plan.platform, skipped, None)

@@ -40,7 +40,9 @@ def compiled(
     first = tensor_indices[0]
 
     def kernel(*args: Any) -> Any:
-        if any(args[i] is not None and args[i].numel() == 0 for i in tensor_indices if i < len(args)):
+        if any(
+            args[i] is not None and args[i].numel() == 0 for i in tensor_indices if i < len(args)
+        ):
             return declaration.reference(*args)  # there is nothing to compute
         call = list(args)
         lead = call[first].shape[:-1]

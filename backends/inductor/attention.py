@@ -41,7 +41,7 @@ class _Compiled(PreparedAttention):
             return self._function(q, k, v)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _function(
     spec: AttentionSpec, dtype: torch.dtype
 ) -> Callable[[Tensor, Tensor, Tensor], Tensor]:

@@ -19,7 +19,12 @@ __all__ = ["LayerRules", "MemberChoice", "choose_member", "refusals"]
 ORDER = {
     "cpu": ("torch_flash", "torch_math", "inductor"),
     "cuda": (
-        "flashinfer_fa3", "flashinfer_fa2", "torch_cudnn", "torch_flash", "triton", "torch_math",
+        "flashinfer_fa3",
+        "flashinfer_fa2",
+        "torch_cudnn",
+        "torch_flash",
+        "triton",
+        "torch_math",
         "inductor",
     ),
     "rocm": ("aiter", "torch_flash", "triton", "torch_math", "inductor"),
@@ -120,9 +125,7 @@ def _strict(
     )
 
 
-def _by_order(
-    rules: LayerRules, device: torch.device, dtype: torch.dtype
-) -> AttentionBackend:
+def _by_order(rules: LayerRules, device: torch.device, dtype: torch.dtype) -> AttentionBackend:
     candidates = []
     for value in ORDER[Platform.detect(device).device]:
         member = AttentionBackend(value)

@@ -192,7 +192,7 @@ def _register() -> Callable[..., Tensor]:
     schema = "(Tensor q, Tensor k, Tensor v, Tensor route) -> Tensor"
     custom_op(f"{runtime.NAMESPACE}::{name}", _kernel, mutates_args=(), schema=schema)
     runtime.install(name, [_kernel, _kernel], _fake, mutates=False)
-    return torch.ops.torch_ops._attention_layer.default  # type: ignore[no-any-return]
+    return torch.ops.torch_ops._attention_layer.default
 
 
 run_layer = _register()

@@ -146,11 +146,12 @@ class Attention(nn.Module):
         )
 
     def _place(self) -> tuple[torch.device, torch.dtype]:
-        return self._anchor.device, self._anchor.dtype
+        anchor: Tensor = self._anchor  # type: ignore[assignment]
+        return anchor.device, anchor.dtype
 
     def _places(self) -> set[tuple[torch.device, torch.dtype]]:
         """Devices and dtypes that an override must be prepared for."""
-        seen = {place for place in self._cache.seen if place[0] == self._anchor.device}
+        seen = {place for place in self._cache.seen if place[0] == self._place()[0]}
         return seen or {self._place()}
 
     def forward(
@@ -179,7 +180,7 @@ class Attention(nn.Module):
         return run_layer(q, k, v, self._route)
 
     def __getstate__(self) -> dict[str, Any]:
-        state = dict(super().__getstate__())  # type: ignore[misc]
+        state = dict(super().__getstate__())  # type: ignore[no-untyped-call]
         for name in ("_lock", "_cache", "_configurations", "_configuration", "_route"):
             state.pop(name, None)
         state["_override"] = self._configuration.override
@@ -187,7 +188,7 @@ class Attention(nn.Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         override = state.pop("_override")
-        super().__setstate__(state)
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._reset(override)
 
     def extra_repr(self) -> str:

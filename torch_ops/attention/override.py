@@ -71,7 +71,7 @@ class OverrideToken(AbstractContextManager["OverrideToken"]):
             AttentionOverrideError: a later override of one of the layers stands; nothing changes.
         """
         with _lock:
-            late = {
+            late: dict[str, tuple[str, ...]] = {
                 name: (f"changed later, by override {layer._changed_by}; undo that one first",)
                 for name, (layer, _, _) in self._before.items()
                 if layer._changed_by != self.report.generation
@@ -145,9 +145,7 @@ def _pinned_reason(layer: Attention) -> str:
     return f"pinned to required_backend {required.value!r}"
 
 
-def prepare_attention_backend_override(
-    layer: Attention, target: AttentionBackend | str
-) -> None:
+def prepare_attention_backend_override(layer: Attention, target: AttentionBackend | str) -> None:
     """Load, compile and run a backend once for a layer, so that the override itself is fast.
 
     Raises:
@@ -246,9 +244,7 @@ def override_attention_backend(
         )
     with _lock:
         refused = {
-            name: reasons
-            for name, layer in free.items()
-            if (reasons := _prepare(layer, member))
+            name: reasons for name, layer in free.items() if (reasons := _prepare(layer, member))
         }
         if refused:
             wanted = "None" if member is None else member.value

@@ -139,4 +139,3 @@ def _first_run(
             f"run() of {prepared.backend.value!r} returned {out.dtype} {list(out.shape)}, "
             f"expected {dtype} {list(q.shape)}"
         )
-

@@ -54,7 +54,5 @@ def _check(x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-6) -> No
 
 
 @fused_add_rms_norm.fake
-def _fake(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-6
-) -> tuple[Tensor, Tensor]:
+def _fake(x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-6) -> tuple[Tensor, Tensor]:
     return x.new_empty(x.shape), x.new_empty(x.shape)
