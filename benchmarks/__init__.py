@@ -1,0 +1,1 @@
+"""Measurements behind the project's claims; run one by ``python -m benchmarks NAME``."""

@@ -26,14 +26,17 @@ class _OpenEnumMeta(type):
         return len(tuple(iter(cls)))
 
     def __contains__(cls, item: object) -> bool:
-        return any(item is member or item == member.value for member in cls)
+        return any(member == item for member in cls)
 
     def _discover(cls) -> None:
         """Add members that come from outside; overridden where there are any."""
 
 
 class OpenEnum(metaclass=_OpenEnumMeta):
-    """A value with a name, one object per value: ``Enum("x") is Enum.X``, also after pickling."""
+    """A value with a name, one object per value: ``Enum("x") is Enum.X``, also after pickling.
+
+    A member equals its value: ``Enum.X == "x"``.
+    """
 
     _members: ClassVar[dict[str, Any]]
     value: str
@@ -79,6 +82,15 @@ class OpenEnum(metaclass=_OpenEnumMeta):
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"{type(self).__name__} members are read-only")
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, str) and other == self.value)
+
+    def __hash__(self) -> int:
+        return hash(self.value)
+
+    def __format__(self, spec: str) -> str:
+        return format(self.value, spec)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.value,)

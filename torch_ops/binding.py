@@ -83,7 +83,7 @@ def _run_chain(plan: Plan, chain: list[Kernel], skipped: list[Candidate]) -> Cal
                     if tracing.active():
                         names = [(c.backend, "; ".join(c.reasons)) for c in skipped]
                         names += [(other.spec.backend, why) for other, why in refused]
-                        tracing.note(plan.op, kernel.spec.backend.value, plan.source, names)
+                        tracing.note(plan.op, kernel.spec.backend, plan.source, names)
                     return result
             refused.append((kernel, reason))
         raise _nothing_ran(plan, refused, skipped, args)

@@ -6,8 +6,9 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
-from torch_ops.backend import Backend
+from torch_ops.backend import OpenEnum
 
 __all__ = ["Trace", "TraceRecord", "trace"]
 
@@ -21,14 +22,14 @@ class TraceRecord:
 
     Attributes:
         op: The op's name.
-        backend: Value of the backend that ran.
+        backend: The `Backend` that ran, for a layer the `AttentionBackend`.
         source: Who chose it.
         count: How many calls.
         skipped: Backends that were preferred and couldn't run, with the reason.
     """
 
     op: str
-    backend: str
+    backend: OpenEnum
     source: str
     count: int
     skipped: tuple[tuple[str, str], ...]
@@ -38,7 +39,7 @@ class Trace:
     """The calls of all threads while it was open; ``records`` is in order of first call."""
 
     def __init__(self) -> None:
-        self._records: dict[tuple[str, str, str, tuple[tuple[str, str], ...]], TraceRecord] = {}
+        self._records: dict[tuple[Any, ...], TraceRecord] = {}
 
     @property
     def records(self) -> list[TraceRecord]:
@@ -47,7 +48,7 @@ class Trace:
             return list(self._records.values())
 
     def _add(
-        self, op: str, backend: str, source: str, skipped: tuple[tuple[str, str], ...]
+        self, op: str, backend: OpenEnum, source: str, skipped: tuple[tuple[str, str], ...]
     ) -> None:
         key = (op, backend, source, skipped)
         record = self._records.get(key)
@@ -60,7 +61,7 @@ class Trace:
         rows = [("op", "backend", "source", "calls", "skipped")]
         for record in self.records:
             skipped = "; ".join(f"{name}: {reason}" for name, reason in record.skipped)
-            row = (record.op, record.backend, record.source, str(record.count), skipped)
+            row = (record.op, record.backend.value, record.source, str(record.count), skipped)
             rows.append(row)
         widths = [max(len(row[i]) for row in rows) for i in range(4)]
         return "\n".join(
@@ -74,7 +75,7 @@ def active() -> bool:
     return bool(_active)
 
 
-def note(op: str, backend: str, source: str, skipped: Sequence[tuple[Backend, str]]) -> None:
+def note(op: str, backend: OpenEnum, source: str, skipped: Sequence[tuple[OpenEnum, str]]) -> None:
     """Add one call to every open trace."""
     pairs = tuple((name.value, reason) for name, reason in skipped)
     with _lock:

@@ -131,11 +131,9 @@ class Configuration:
 
 
 def _traced(prepared: PreparedAttention, source: str) -> Callable[..., Tensor]:
-    name = prepared.backend.value
-
     def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         result = prepared.run(q, k, v)
-        tracing.note("attention", name, source, ())
+        tracing.note("attention", prepared.backend, source, ())
         return result
 
     return run
