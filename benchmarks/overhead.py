@@ -1,0 +1,118 @@
+"""Eager cost of a call over its kernel, beside define + impl and plain ``custom_op``.
+
+All contenders run the same kernel and the same argument checks in one process, in turns; the
+minimum over the rounds counts. What is compared is the time over the bare function.
+"""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.library import Library, custom_op, fallthrough_kernel
+
+import torch_ops
+
+ROUNDS, CALLS = 60, 100
+# Limits of (ours - bare) / (contender - bare), by op, mode and contender.
+LIMITS = {
+    ("rms_norm", "grad"): {"define_impl": 1.3, "custom_op": 0.4},
+    ("rms_norm", "inference"): {"define_impl": 1.3, "custom_op": 0.7},
+    ("fused_add_rms_norm_", "grad"): {"custom_op": 0.35},
+    ("fused_add_rms_norm_", "inference"): {"custom_op": 0.6},
+}
+_library = Library("torch_ops_benchmark", "FRAGMENT")
+
+
+def _contenders(op: str, args: tuple[Any, ...]) -> dict[str, Callable[[], Any]]:
+    declaration = torch_ops.declarations.catalogue()[op]
+    kernel = torch_ops.get_kernel(op, "torch")
+    check = declaration.checker
+    assert check is not None
+
+    def bare(*call: Any) -> Any:
+        check(*call)
+        return kernel(*call)
+
+    plain = f"{op}_define"
+    _library.define(f"{plain}{declaration.schema}")
+    _library.impl(plain, bare, "CPU")
+    for key in ("AutogradCPU", *(["ADInplaceOrView"] if declaration.mutates else [])):
+        _library.impl(plain, fallthrough_kernel, key)
+    custom_op(
+        f"torch_ops_benchmark::{op}_custom",
+        bare,
+        mutates_args=declaration.mutates,
+        schema=declaration.schema,
+    )
+    namespace = torch.ops.torch_ops_benchmark
+    define_op, custom = getattr(namespace, plain), getattr(namespace, f"{op}_custom")
+    ours = getattr(torch.ops.torch_ops, op)
+    return {
+        "bare": lambda: bare(*args),
+        "define_impl": lambda: define_op(*args),
+        "custom_op": lambda: custom(*args),
+        "ours": lambda: ours(*args),
+    }
+
+
+def _minimum(contenders: dict[str, Callable[[], Any]]) -> dict[str, float]:
+    """Give microseconds a call: the least over interleaved rounds."""
+    best = dict.fromkeys(contenders, float("inf"))
+    for _ in range(ROUNDS):
+        for name, call in contenders.items():
+            start = time.perf_counter()
+            for _ in range(CALLS):
+                call()
+            best[name] = min(best[name], (time.perf_counter() - start) / CALLS * 1e6)
+    return best
+
+
+def run() -> dict[str, Any]:
+    """Measure every op and mode of `LIMITS`."""
+    torch.set_num_threads(1)
+    x, weight = torch.randn(1, 8), torch.randn(8)
+    calls: dict[str, tuple[Any, ...]] = {
+        "rms_norm": (x, weight, 1e-6),
+        "fused_add_rms_norm_": (x.clone(), x.clone(), weight, 1e-6),
+    }
+    modes = {"grad": torch.enable_grad, "inference": torch.inference_mode}
+    rows = []
+    for op, args in calls.items():
+        contenders = _contenders(op, args)
+        for mode, context in modes.items():
+            with context():
+                times = _minimum(contenders)
+            over = {name: t - times["bare"] for name, t in times.items()}
+            limits = LIMITS[op, mode]
+            ratios = {name: over["ours"] / over[name] for name in ("define_impl", "custom_op")}
+            ok = all(ratios[name] <= limit for name, limit in limits.items())
+            rows.append(
+                {"op": op, "mode": mode, "us": times, "ratios": ratios, "limits": limits, "ok": ok}
+            )
+    return {
+        "benchmark": "overhead",
+        "torch": torch.__version__,
+        "machine": platform.machine(),
+        "rows": rows,
+        "ok": all(row["ok"] for row in rows),
+    }
+
+
+def table(report: dict[str, Any]) -> str:
+    """Format the report for people."""
+    head = ("op", "mode", "bare us", "define+impl", "custom_op", "ours", "/define", "/custom_op")
+    lines = [f"Eager cost, torch {report['torch']}, minimum of {ROUNDS} rounds"]
+    lines.append("{:22}{:11}{:>9}{:>13}{:>11}{:>8}{:>9}{:>12}".format(*head))
+    for row in report["rows"]:
+        us, ratios = row["us"], row["ratios"]
+        limits = ", ".join(f"{name} {limit}" for name, limit in row["limits"].items())
+        lines.append(
+            f"{row['op']:22}{row['mode']:11}{us['bare']:9.2f}{us['define_impl']:13.2f}"
+            f"{us['custom_op']:11.2f}{us['ours']:8.2f}{ratios['define_impl']:9.2f}"
+            f"{ratios['custom_op']:12.2f}  {'ok' if row['ok'] else 'OVER'} (at most {limits})"
+        )
+    return "\n".join(lines)
