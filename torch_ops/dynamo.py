@@ -66,23 +66,30 @@ def _current_tracer() -> Any:
 
 def depend(
     key: Hashable, snapshot: Callable[[], Hashable], version: Callable[[], Hashable]
-) -> None:
+) -> str | None:
     """Make the frame that is being traced, if any, recompile when a snapshot changes.
 
     Args:
         key: Names the dependency; one frame notes each key once.
         snapshot: Gives the value that the compiled code is valid for.
         version: Cheap; the same value promises the same snapshots.
+
+    Returns:
+        None, or which private part this PyTorch lacks: the frame then has no guard.
     """
     tracer = _current_tracer()
     if tracer is None:
-        return
+        return None
     dependency = getattr(tracer.output, _ATTRIBUTE, None)
     if dependency is None:
         dependency = _Dependency(version)
         setattr(tracer.output, _ATTRIBUTE, dependency)
-        _install(tracer, dependency)
+        try:
+            _install(tracer, dependency)
+        except (ImportError, AttributeError) as error:
+            return f"{type(error).__name__}: {error}"
     dependency.add(key, snapshot)
+    return None
 
 
 def _install(tracer: Any, dependency: _Dependency) -> None:

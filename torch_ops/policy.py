@@ -63,6 +63,7 @@ _environment: environment.Environment | None = None
 _plans: list[dict[Any, Any]] = []
 tuned: dict[tuple[str, str | None, str], Backend] = {}
 """Measured choices by (device, arch, op); empty until a device has been tuned."""
+_frozen: str | None = None
 generation = 0
 current_scope = _scope.get
 
@@ -74,6 +75,21 @@ def invalidate() -> None:
         generation += 1
         for plans in _plans:
             plans.clear()
+
+
+def freeze(lacking: str) -> None:
+    """Refuse changes of choice from now on: compiled code that can't follow them lives."""
+    global _frozen
+    _frozen = lacking
+
+
+def _refuse_when_frozen() -> None:
+    if _frozen is not None:
+        raise TorchOpsError(
+            "torch_ops: code compiled by this PyTorch depends on the present choice of backends "
+            f"and can't be guarded ({_frozen}); choose before the first compile, pass backend= to "
+            "the calls, or use a supported version of PyTorch"
+        )
 
 
 def track(plans: dict[Any, Any]) -> dict[Any, Any]:
@@ -169,7 +185,10 @@ class _Scoped:
     def __enter__(self) -> None:
         _refuse_in_traced_code("a scope")
         outer = _scope.get() or _EMPTY
-        self._tokens.append(_scope.set(_intern(*self._change(outer))))
+        inner = _intern(*self._change(outer))
+        if inner.choices != outer.choices:
+            _refuse_when_frozen()
+        self._tokens.append(_scope.set(inner))
 
     def __exit__(
         self,
@@ -232,6 +251,7 @@ def set_backend(
         ValueError: a backend's name is unknown.
     """
     _refuse_in_traced_code("set_backend")
+    _refuse_when_frozen()
     layer = replace(_make_choices(backend, per_op, clearing=True))
     with _lock:
         _process.append(layer)

@@ -177,11 +177,14 @@ def depend_on_policy(op: str, args: tuple[Any, ...], backend: str | None) -> Non
     device = next((arg.device for arg in args if isinstance(arg, Tensor)), None)
     if device is None or device.type not in ("cpu", "cuda"):
         return
-    dynamo.depend(
-        (op, backend, device),
-        lambda: signature(op, device, backend),
-        lambda: (policy.current_scope(), policy.generation),
-    )
+    depend((op, backend, device), lambda: signature(op, device, backend))
+
+
+def depend(key: object, snapshot: Callable[[], object]) -> None:
+    """Guard the frame that is being traced by a snapshot of the policy; see `dynamo.depend`."""
+    lacking = dynamo.depend(key, snapshot, lambda: (policy.current_scope(), policy.generation))
+    if lacking is not None:
+        policy.freeze(lacking)
 
 
 _fingerprints: dict[int, str] = {}

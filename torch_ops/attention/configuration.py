@@ -177,10 +177,8 @@ def _fake(q: Tensor, k: Tensor, v: Tensor, route: Tensor) -> Tensor:
         raise runtime.refuse_grad("attention")
     _check(q, k, v, None)
     dynamo.tag_caches(runtime.fingerprint)
-    dynamo.depend(
-        "attention layers",
-        lambda: policy.choose("attention", policy.current_scope()).backend,
-        lambda: (policy.current_scope(), policy.generation),
+    runtime.depend(
+        "attention layers", lambda: policy.choose("attention", policy.current_scope()).backend
     )
     return q.new_empty(q.shape)
 
