@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import importlib.util
 import logging
 import pkgutil
 import threading
@@ -36,7 +37,8 @@ class BackendPackage:
         name: The entry point's name, which is the backend's value.
         module: Its package, such as ``"torch_ops.backends.torch"``.
         distributions: ``"name version"`` of each distribution that provides the name.
-        problem: Why the package can't be used at all (its import failed), or None.
+        problem: Why the package can't be used at all (its import failed, or several distributions
+            provide it), or None.
         unavailable: What its ``available()`` answered.
         requires: Its conditions on the platform.
         modules: Names of the modules in it; one named as an op serves that op.
@@ -109,7 +111,9 @@ def _describe(name: str, providers: list[tuple[str, str]]) -> BackendPackage:
     module, labels = providers[0][0], tuple(sorted({label for _, label in providers}))
     if len(providers) > 1:
         labels = labels if len(labels) > 1 else tuple(f"{lab} ({mod})" for mod, lab in providers)
-        return BackendPackage(name, module, labels, problem="provided by several distributions")
+        problem = f"provided by several distributions: {', '.join(labels)}; uninstall all but one"
+        modules = frozenset[str]().union(*(_modules_on_disk(other) for other, _ in providers))
+        return BackendPackage(name, module, labels, problem, modules=modules)
     try:
         imported = importlib.import_module(module)
         unavailable = _availability(imported)
@@ -118,10 +122,21 @@ def _describe(name: str, providers: list[tuple[str, str]]) -> BackendPackage:
     except Exception as error:  # a plugin's fault must never break another backend
         problem = f"importing {module} failed: {type(error).__name__}: {error}"
         _log.info("backend %r (%s): %s", name, labels[0], problem)
-        return BackendPackage(name, module, labels, problem=problem)
+        return BackendPackage(name, module, labels, problem, modules=_modules_on_disk(module))
     families = tuple(getattr(imported, "attention_backends", (name,)))
     families = families if "attention" in modules else ()
     return BackendPackage(name, module, labels, None, unavailable, requires, modules, families)
+
+
+def _modules_on_disk(package: str) -> frozenset[str]:
+    """Name the modules of a package without importing it, so that its kernels stay listed."""
+    try:
+        found = importlib.util.find_spec(package)
+    except Exception as error:  # a parent that can't be imported either, or no such package
+        _log.info("package %s can't be searched: %s: %s", package, type(error).__name__, error)
+        return frozenset()
+    locations = found.submodule_search_locations if found is not None else None
+    return frozenset(info.name for info in pkgutil.iter_modules(locations or ()))
 
 
 def _availability(module: ModuleType) -> str | None:

@@ -139,6 +139,9 @@ def decide(op: str, backend: Backend | str | None, scope: policy.Scope | None) -
         return policy.choose(op, scope)
     policy.env()
     name = backend.value if isinstance(backend, Backend) else backend
+    package = discovery.packages().get(name)
+    if package is not None:
+        package.refuse_conflict()
     return policy.Choice(registry.find(op, name).backend, "call")
 
 
@@ -179,6 +182,7 @@ def _explicit(
     if not unchecked:
         candidate = judge(spec, platform, args)
         if not candidate.usable:
+            kernels.refuse_mismatch(spec)
             raise unavailable(op, choice, platform, candidate.reasons, args)
     return Plan(op, platform, choice.source, (spec,), (), unchecked)
 
@@ -286,13 +290,18 @@ def candidate_lines(candidates: Sequence[Candidate]) -> list[str]:
 
 
 def describe_call(op: str, args: Sequence[Any]) -> str:
-    """Format arguments as ``x=bfloat16[17, 5120]@cuda:0, eps=1e-06``."""
+    """Format arguments as ``x=bfloat16[17, 5120]@cuda:0, eps=1e-06``, defaults too."""
     from torch_ops.declarations import catalogue
 
     declaration = catalogue().get(op)
-    names = list(declaration.signature.parameters) if declaration else []
+    parameters = list(declaration.signature.parameters.values()) if declaration else []
+    names = [parameter.name for parameter in parameters]
     names += [f"arg{i}" for i in range(len(names), len(args))]
-    return ", ".join(f"{name}={describe(arg)}" for name, arg in zip(names, args, strict=False))
+    values = dict(zip(names, args, strict=False))
+    for parameter in parameters[len(args) :]:
+        if parameter.default is not parameter.empty:
+            values[parameter.name] = parameter.default
+    return ", ".join(f"{name}={describe(value)}" for name, value in values.items())
 
 
 def describe(value: object) -> str:
