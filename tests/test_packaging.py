@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -158,3 +159,25 @@ def test_import_loads_nothing_heavy(clean_python: Path, tmp_path: Path) -> None:
     loaded = set(json.loads(run(clean_python, "-c", code, cwd=tmp_path)))
     assert "torch_ops" in loaded
     assert [name for name in HEAVY if name in loaded] == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_core_passes_on_the_wheel(clean_python: Path, tmp_path: Path) -> None:
+    """From a folder without the sources, so that only what is shipped can be found."""
+    (tmp_path / "pyproject.toml").write_text(pytest_configuration())
+    skip = shutil.ignore_patterns("__pycache__")
+    for name in ("core", "plugins"):
+        shutil.copytree(ROOT / "tests" / name, tmp_path / "tests" / name, ignore=skip)
+    shutil.copy(ROOT / "tests" / "conftest.py", tmp_path / "tests")
+    code = "import sys, pytest; sys.exit(pytest.main(sys.argv[1:]))"
+    picked = ("-q", "-m", "not slow", "-p", "no:cacheprovider", "tests/core")
+    shown = run(clean_python, "-c", code, *picked, cwd=tmp_path)
+    assert re.search(r"^\d+ passed", shown.splitlines()[-1]), shown
+
+
+def pytest_configuration() -> str:
+    """The table ``[tool.pytest.ini_options]`` of the project, alone."""
+    text = (ROOT / "pyproject.toml").read_text()
+    (table,) = re.findall(r"^\[tool\.pytest\.ini_options\]\n(?:(?!\[).*\n)*", text, re.M)
+    return str(table)
