@@ -8,11 +8,11 @@ from torch_ops.attention.override import (
     OverrideReport,
     OverrideToken,
     apply_attention_backend_override,
-    attention_state,
     override_attention_backend,
     prepare_attention_backend_override,
 )
 from torch_ops.attention.prepared import AttentionSpec, PreparedAttention
+from torch_ops.attention.selection import attention_state
 
 __all__ = [
     "Attention",

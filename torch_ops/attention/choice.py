@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,6 +17,8 @@ from torch_ops.selector import Candidate
 
 __all__ = ["LayerRules", "MemberChoice", "choose_member", "refusals"]
 
+_log = logging.getLogger(__name__)
+_logged: set[tuple[AttentionBackend, str]] = set()
 ORDER = {
     "cpu": ("torch_flash", "torch_math", "inductor"),
     "cuda": (
@@ -50,10 +53,11 @@ class LayerRules:
 
 
 class MemberChoice(NamedTuple):
-    """A family and who chose it."""
+    """A family, who chose it, and which preferred ones can't run, with the reason."""
 
     member: AttentionBackend
     source: str
+    skipped: tuple[tuple[AttentionBackend, str], ...] = ()
 
 
 def refusals(
@@ -99,7 +103,7 @@ def choose_member(
         return MemberChoice(_strict(rules, family, choice.source, device, dtype), choice.source)
     if rules.default is not None:
         return MemberChoice(_strict(rules, (rules.default,), "layer", device, dtype), "layer")
-    return MemberChoice(_by_order(rules, device, dtype), "declared")
+    return _by_order(rules, device, dtype)
 
 
 def _strict(
@@ -125,13 +129,15 @@ def _strict(
     )
 
 
-def _by_order(rules: LayerRules, device: torch.device, dtype: torch.dtype) -> AttentionBackend:
-    candidates = []
+def _by_order(rules: LayerRules, device: torch.device, dtype: torch.dtype) -> MemberChoice:
+    candidates: list[tuple[AttentionBackend, tuple[str, ...]]] = []
     for value in ORDER[Platform.detect(device).device]:
         member = AttentionBackend(value)
         reasons = refusals(rules, member, device, dtype)
         if not reasons:
-            return member
+            skipped = tuple((other, "; ".join(why)) for other, why in candidates)
+            _log_skipped(skipped)
+            return MemberChoice(member, "declared", skipped)
         candidates.append((member, reasons))
     lines = [f"    {member.value}  {reason}" for member, all_ in candidates for reason in all_]
     raise NoBackendError(
@@ -144,3 +150,11 @@ def _by_order(rules: LayerRules, device: torch.device, dtype: torch.dtype) -> At
             for member, reasons in candidates
         ),
     )
+
+
+def _log_skipped(skipped: tuple[tuple[AttentionBackend, str], ...]) -> None:
+    """Say once that a preferred family can't run, and why."""
+    for member, reason in skipped:
+        if (member, reason) not in _logged:
+            _logged.add((member, reason))
+            _log.info("degraded: Attention skips backend %r: %s", member.value, reason)

@@ -18,7 +18,7 @@ from torch.library import custom_op
 
 from torch_ops import dynamo, policy, runtime, tracing
 from torch_ops.attention.backend import AttentionBackend
-from torch_ops.attention.choice import LayerRules, choose_member
+from torch_ops.attention.choice import LayerRules, MemberChoice, choose_member
 from torch_ops.attention.prepared import PreparedAttention, prepare
 from torch_ops.declarations import _attention
 from torch_ops.errors import BackendUnavailableError, CaptureError, NotPreparedError
@@ -28,6 +28,8 @@ __all__ = ["Cache", "Configuration", "run_layer"]
 _FIRST_ID = 1009  # 0 and 1 are specialised by PyTorch; small ids would be taken for batch sizes
 _ids = itertools.count(_FIRST_ID)
 _by_id: weakref.WeakValueDictionary[int, Configuration] = weakref.WeakValueDictionary()
+_Key = tuple[AttentionBackend, torch.device, torch.dtype]
+_Run = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class Cache:
@@ -36,9 +38,8 @@ class Cache:
     def __init__(self, rules: LayerRules) -> None:
         self.rules = rules
         self.seen: set[tuple[torch.device, torch.dtype]] = set()
-        self._prepared: dict[
-            tuple[AttentionBackend, torch.device, torch.dtype], PreparedAttention
-        ] = {}
+        self.last: tuple[torch.device, torch.dtype] | None = None
+        self._prepared: dict[_Key, PreparedAttention] = {}
         self._lock = threading.RLock()
 
     def get(
@@ -71,10 +72,25 @@ class Cache:
                     self._prepared[key] = prepared
             return prepared
 
-    def keep_only(self, members: set[AttentionBackend]) -> None:
-        """Drop prepared implementations of all other families."""
+    def note(self, place: tuple[torch.device, torch.dtype]) -> None:
+        """Remember where the layer is called, which need not be where it was moved to."""
+        self.seen.add(place)
+        self.last = place
+
+    def forget_places(self) -> None:
+        """The layer has moved: where it was called says nothing about where it will be."""
+        self.seen = set()
+        self.last = None
+
+    def held(self, member: AttentionBackend) -> set[_Key]:
+        """Keys of what is prepared of a family."""
         with self._lock:
-            for key in [key for key in self._prepared if key[0] not in members]:
+            return {key for key in self._prepared if key[0] is member}
+
+    def keep_only(self, member: AttentionBackend, keys: set[_Key]) -> None:
+        """Drop what is prepared of a family but for these keys."""
+        with self._lock:
+            for key in self.held(member) - keys:
                 del self._prepared[key]
 
 
@@ -91,29 +107,29 @@ class Configuration:
         self.id = next(_ids)
         self.override = override
         self.cache = cache
-        self.route = torch.empty(self.id, 0, device="cpu")
+        with torch.inference_mode(False):  # all routes alike, or graphs would be compiled anew
+            self.route = torch.empty(self.id, 0, device="cpu", dtype=torch.float32)
         dynamo.mark_dynamic(self.route, 0)
-        self._slots: dict[Any, Callable[[Tensor, Tensor, Tensor], Tensor]] = {}
-        self._generation = -1
+        self._plans: tuple[int, dict[Any, _Run]] = (-1, {})
         _by_id[self.id] = self
 
     def run(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attend with what is chosen now for the device and dtype of ``q``."""
-        if self._generation != policy.generation:
-            self._slots = {}
-            self._generation = policy.generation
+        now = policy.generation
+        made_in, plans = self._plans
+        if made_in != now:
+            # One store of both: a plan that is still being made under the old one stays there.
+            plans = {}
+            self._plans = (now, plans)
         key = (policy.current_scope(), q.device, q.dtype)
-        run = self._slots.get(key)
+        run = plans.get(key)
         if run is None:
-            run = self._resolve(q.device, q.dtype)
-            self._slots[key] = run
+            run = plans[key] = self._resolve(q.device, q.dtype)
         return run(q, k, v)
 
-    def _resolve(
-        self, device: torch.device, dtype: torch.dtype
-    ) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    def _resolve(self, device: torch.device, dtype: torch.dtype) -> _Run:
         scope = policy.current_scope()
-        self.cache.seen.add((device, dtype))
+        self.cache.note((device, dtype))
         choice = choose_member(self.cache.rules, self.override, scope, device, dtype)
         prepared = self.cache.prepare(choice.member, device, dtype)
         if prepared.backend is not choice.member:
@@ -127,13 +143,13 @@ class Configuration:
             )
         if not tracing.active():
             return prepared.run
-        return _traced(prepared, choice.source)
+        return _traced(prepared, choice)
 
 
-def _traced(prepared: PreparedAttention, source: str) -> Callable[..., Tensor]:
+def _traced(prepared: PreparedAttention, choice: MemberChoice) -> _Run:
     def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         result = prepared.run(q, k, v)
-        tracing.note("attention", prepared.backend, source, ())
+        tracing.note("attention", prepared.backend, choice.source, choice.skipped)
         return result
 
     return run
@@ -169,7 +185,8 @@ def _kernel(q: Tensor, k: Tensor, v: Tensor, route: Tensor) -> Tensor:
     _check(q, k, v, configuration.cache.rules)
     if q.numel() == 0 or k.numel() == 0:
         return q.new_zeros(q.shape)  # there is nothing to attend
-    return configuration.run(q, k, v)
+    out = configuration.run(q, k, v)
+    return out if out.is_contiguous() else out.contiguous()  # what the fake promises
 
 
 def _fake(q: Tensor, k: Tensor, v: Tensor, route: Tensor) -> Tensor:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -83,11 +83,7 @@ class Attention(nn.Module):
             window_left,
             float(logits_soft_cap),
         )
-        supported = (
-            None
-            if supported_backends is None
-            else frozenset(AttentionBackend(value) for value in supported_backends)
-        )
+        supported = _supported(supported_backends)
         default = None if backend is None else AttentionBackend(backend)
         required = None if required_backend is None else AttentionBackend(required_backend)
         _check_backends(supported, default, required)
@@ -146,13 +142,28 @@ class Attention(nn.Module):
         )
 
     def _place(self) -> tuple[torch.device, torch.dtype]:
+        """Where the layer was called last, else where it is."""
+        if self._cache.last is not None:
+            return self._cache.last
+        device, dtype = self._anchored()
+        if device.type == "meta":  # weights come later, to a device of this machine
+            device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return device, dtype
+
+    def _anchored(self) -> tuple[torch.device, torch.dtype]:
         anchor: Tensor = self._anchor  # type: ignore[assignment]
         return anchor.device, anchor.dtype
 
     def _places(self) -> set[tuple[torch.device, torch.dtype]]:
         """Devices and dtypes that an override must be prepared for."""
-        seen = {place for place in self._cache.seen if place[0] == self._place()[0]}
-        return seen or {self._place()}
+        return set(self._cache.seen) or {self._place()}
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        before = self._anchored()
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if self._anchored() != before:
+            self._cache.forget_places()
+        return self
 
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, metadata: AttentionMetadata | None = None
@@ -177,6 +188,8 @@ class Attention(nn.Module):
                 "Attention: argument 'metadata' is an AttentionMetadata (accepted: None; no "
                 "installed backend serves ragged or paged calls)"
             )
+        if not isinstance(q, Tensor) or not isinstance(k, Tensor) or not isinstance(v, Tensor):
+            raise _not_a_tensor(q=q, k=k, v=v)
         return run_layer(q, k, v, self._route)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -196,6 +209,14 @@ class Attention(nn.Module):
         spec, rules = self.spec, self._rules
         parts = [f"num_heads={spec.num_heads}, head_dim={spec.head_dim}"]
         parts.append(f"num_kv_heads={spec.num_kv_heads}, is_causal={spec.is_causal}")
+        if spec.scale != spec.head_dim**-0.5:
+            parts.append(f"scale={spec.scale}")
+        if spec.window_left >= 0:
+            parts.append(f"window_left={spec.window_left}")
+        if spec.logits_soft_cap > 0:
+            parts.append(f"logits_soft_cap={spec.logits_soft_cap}")
+        if self.role is not None:
+            parts.append(f"role={self.role!r}")
         for label, value in (
             ("override", self._configuration.override),
             ("default", rules.default),
@@ -204,6 +225,27 @@ class Attention(nn.Module):
             if value is not None:
                 parts.append(f"{label}={value.value}")
         return ", ".join(parts)
+
+
+def _not_a_tensor(**arguments: object) -> TypeError:
+    name, value = next(item for item in arguments.items() if not isinstance(item[1], Tensor))
+    return TypeError(
+        f"Attention: argument {name!r} is a {type(value).__name__} (accepted: a torch.Tensor)"
+    )
+
+
+def _supported(
+    backends: Iterable[AttentionBackend | str] | None,
+) -> frozenset[AttentionBackend] | None:
+    if backends is None:
+        return None
+    families = () if isinstance(backends, str) else tuple(backends)
+    if not families:
+        raise ValueError(
+            f"Attention: argument 'supported_backends' is {backends!r} (accepted: None for all, or "
+            "a collection of at least one backend)"
+        )
+    return frozenset(AttentionBackend(value) for value in families)
 
 
 def _check_numbers(
@@ -226,14 +268,21 @@ def _check_numbers(
             f"Attention: argument 'num_kv_heads' is {num_kv_heads} "
             f"(accepted: a divisor of num_heads {num_heads})"
         )
-    if scale is not None and not abs(scale) < float("inf"):
+    if scale is not None and not _is_finite(scale):
         raise ValueError(f"Attention: argument 'scale' is {scale!r} (accepted: a finite number)")
-    if window_left < -1:
-        raise ValueError(f"Attention: argument 'window_left' is {window_left} (accepted: >= -1)")
-    if not logits_soft_cap >= 0:
+    if not isinstance(window_left, int) or window_left < -1:
         raise ValueError(
-            f"Attention: argument 'logits_soft_cap' is {logits_soft_cap!r} (accepted: >= 0)"
+            f"Attention: argument 'window_left' is {window_left!r} (accepted: an int >= -1)"
         )
+    if not _is_finite(logits_soft_cap) or logits_soft_cap < 0:
+        raise ValueError(
+            f"Attention: argument 'logits_soft_cap' is {logits_soft_cap!r} "
+            "(accepted: a finite number >= 0)"
+        )
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, int | float) and abs(value) < float("inf")
 
 
 def _check_backends(

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import fnmatch
-import hashlib
 import itertools
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -18,13 +16,13 @@ from torch_ops.attention.backend import AttentionBackend
 from torch_ops.attention.choice import refusals
 from torch_ops.attention.configuration import Configuration
 from torch_ops.attention.layer import Attention
+from torch_ops.attention.selection import select
 from torch_ops.errors import AttentionOverrideError, CaptureError, TorchOpsError
 
 __all__ = [
     "OverrideReport",
     "OverrideToken",
     "apply_attention_backend_override",
-    "attention_state",
     "override_attention_backend",
     "prepare_attention_backend_override",
 ]
@@ -155,9 +153,12 @@ def prepare_attention_backend_override(layer: Attention, target: AttentionBacken
     """
     _refuse_now("Preparing an attention override")
     member = AttentionBackend(target)
-    reasons = _prepare(_layer(layer), member)
-    if reasons:
-        raise _one_refusal(member, layer, reasons)
+    layer = _layer(layer)
+    _refuse_pinned(layer, member)
+    with _kept_on_success([layer], member):
+        reasons = _prepare(layer, member)
+        if reasons:
+            raise _one_refusal(member, layer, reasons)
 
 
 def apply_attention_backend_override(
@@ -172,17 +173,23 @@ def apply_attention_backend_override(
     """
     _refuse_now("An attention override")
     member = None if target is None else AttentionBackend(target)
-    required = _layer(layer)._rules.required
-    if required is not None and member is not None and member is not required:
-        raise _one_refusal(member, layer, (_pinned_reason(layer),))
-    reasons = _prepare(layer, member)
-    if reasons:
-        raise _one_refusal(member, layer, reasons)
-    with _lock:
+    layer = _layer(layer)
+    _refuse_pinned(layer, member)
+    with _lock, _kept_on_success([layer], member):
+        reasons = _prepare(layer, member)
+        if reasons:
+            raise _one_refusal(member, layer, reasons)
         _commit({"": layer}, member)
 
 
+def _refuse_pinned(layer: Attention, member: AttentionBackend | None) -> None:
+    required = layer._rules.required
+    if required is not None and member is not None and member is not required:
+        raise _one_refusal(member, layer, (_pinned_reason(layer),))
+
+
 def _layer(layer: object) -> Attention:
+    layer = getattr(layer, "_orig_mod", layer)  # torch.compile(layer)
     if not isinstance(layer, Attention):
         raise TypeError(
             f"attention override: argument 'layer' is a {type(layer).__name__} "
@@ -230,8 +237,8 @@ def override_attention_backend(
     """
     _refuse_now("An attention override")
     member = None if target is None else AttentionBackend(target)
-    layers = _select(model, where)
-    total = sum(isinstance(module, Attention) for module in model.modules())
+    layers = select(model, where)
+    total = len(select(model, None))
     pinned = {name: layer for name, layer in layers.items() if layer._rules.required is not None}
     free = {name: layer for name, layer in layers.items() if name not in pinned}
     if not free and not allow_noop:
@@ -242,7 +249,7 @@ def override_attention_backend(
             "Pass allow_noop=True if that is intended.",
             refused={name: (_pinned_reason(layer),) for name, layer in pinned.items()},
         )
-    with _lock:
+    with _lock, _kept_on_success(free.values(), member):
         refused = {
             name: reasons for name, layer in free.items() if (reasons := _prepare(layer, member))
         }
@@ -283,29 +290,18 @@ def _commit(layers: dict[str, Attention], member: AttentionBackend | None) -> No
         layer._changed_by = _generation
 
 
-def _select(
-    model: nn.Module, where: str | Callable[[str, Attention], bool] | None
-) -> dict[str, Attention]:
-    named = {
-        name.replace("_orig_mod.", "").removesuffix("._orig_mod"): module
-        for name, module in model.named_modules()
-        if isinstance(module, Attention)
-    }
-    if where is None:
-        return named
-    if isinstance(where, str):
-        return {n: layer for n, layer in named.items() if fnmatch.fnmatchcase(n, where)}
-    return {name: layer for name, layer in named.items() if where(name, layer)}
-
-
-def attention_state(model: nn.Module) -> str:
-    """Digest of what every attention layer of a model would run; equal states are equal."""
-    digest = hashlib.sha256()
-    for name, layer in _select(model, None).items():
-        try:
-            runs = layer.backend.value
-        except TorchOpsError as error:
-            runs = type(error).__name__
-        override = layer._configuration.override
-        digest.update(f"{name}|{runs}|{override}|{layer._place()}\n".encode())
-    return digest.hexdigest()[:16]
+@contextmanager
+def _kept_on_success(
+    layers: Iterable[Attention], member: AttentionBackend | None
+) -> Iterator[None]:
+    """Give back what was prepared for a change that fails: its memory must not stay."""
+    wanted = [
+        (layer._cache, layer._rules.default if member is None else member) for layer in layers
+    ]
+    held = [(cache, one, cache.held(one)) for cache, one in wanted if one is not None]
+    try:
+        yield
+    except BaseException:
+        for cache, one, keys in held:
+            cache.keep_only(one, keys)
+        raise

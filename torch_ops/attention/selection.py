@@ -1,0 +1,68 @@
+"""Which attention layers a model has, under which names, and what they run."""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+from collections.abc import Callable, Iterator
+
+from torch import nn
+
+from torch_ops.attention.layer import Attention
+from torch_ops.errors import TorchOpsError
+
+__all__ = ["attention_state", "select"]
+
+
+def select(
+    model: nn.Module, where: str | Callable[[str, Attention], bool] | None
+) -> dict[str, Attention]:
+    """Find each layer once, under the first of its names that is selected."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"attention override: argument 'model' is a {type(model).__name__} "
+            "(accepted: torch.nn.Module)"
+        )
+    if where is not None and not isinstance(where, str) and not callable(where):
+        raise TypeError(
+            f"attention override: argument 'where' is a {type(where).__name__} "
+            "(accepted: None, a glob over qualified names, or a predicate of name and layer)"
+        )
+    selected: dict[Attention, str] = {}
+    for name, layer in _named(model, "", ()):
+        if layer not in selected and _wanted(name, layer, where):
+            selected[layer] = name
+    return {name: layer for layer, name in selected.items()}
+
+
+def _wanted(
+    name: str, layer: Attention, where: str | Callable[[str, Attention], bool] | None
+) -> bool:
+    if where is None:
+        return True
+    return fnmatch.fnmatchcase(name, where) if isinstance(where, str) else where(name, layer)
+
+
+def _named(
+    module: nn.Module, name: str, above: tuple[nn.Module, ...]
+) -> Iterator[tuple[str, Attention]]:
+    """Give every layer under all of its names, those of the modules that torch.compile wraps."""
+    if isinstance(module, Attention):
+        yield name, module
+    for part, child in module._modules.items():
+        if child is not None and child not in above:
+            inner = ".".join(filter(None, (name, "" if part == "_orig_mod" else part)))
+            yield from _named(child, inner, (*above, module))
+
+
+def attention_state(model: nn.Module) -> str:
+    """Digest of what every attention layer of a model would run; equal states are equal."""
+    digest = hashlib.sha256()
+    for name, layer in select(model, None).items():
+        try:
+            runs = layer.backend.value
+        except TorchOpsError as error:
+            runs = type(error).__name__
+        override = layer._configuration.override
+        digest.update(f"{name}|{runs}|{override}\n".encode())
+    return digest.hexdigest()[:16]
