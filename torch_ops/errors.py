@@ -43,31 +43,43 @@ class _DataError(TorchOpsError):
 class UnknownOpError(_DataError, KeyError):
     """No kernel is registered under this op name. Attributes: ``op``."""
 
+    op: str
+
 
 class UnknownBackendError(_DataError, KeyError):
     """The op has no kernel of this backend. Attributes: ``op``, ``backend``."""
+
+    op: str
+    backend: str
 
 
 class NoBackendError(_DataError, ValueError):
     """No candidate may run this call. Attributes: ``op``, ``candidates``."""
 
+    op: str
     candidates: tuple[Any, ...]
 
 
 class AmbiguousBackendError(_DataError, ValueError):
     """Several backends may run and nothing decides. Attributes: ``op``, ``candidates``."""
 
+    op: str
     candidates: tuple[Any, ...]
 
 
 class BackendUnavailableError(_DataError, ValueError):
     """The backend that was asked for can't run. Attributes: ``op``, ``backend``, ``reasons``."""
 
+    op: str
+    backend: str
     reasons: tuple[str, ...]
 
 
 class RegistrationConflictError(_DataError, ValueError):
     """Another spec holds this (op, backend). Attributes: ``registered``, ``rejected``."""
+
+    registered: Any
+    rejected: Any
 
 
 class InvalidTargetError(TorchOpsError, ValueError):
@@ -81,13 +93,20 @@ class DeclarationError(TorchOpsError, TypeError):
 class PluginConflictError(_DataError, ValueError):
     """Two distributions provide one backend name. Attributes: ``backend``, ``distributions``."""
 
+    backend: str
+    distributions: tuple[str, ...]
+
 
 class UnknownVariableError(_DataError, ValueError):
     """A ``TORCH_OPS_*`` variable has an unknown name, op or backend. Attributes: ``variable``."""
 
+    variable: str
+
 
 class NoBackwardError(_DataError, NotImplementedError):
     """An input requires grad and the op has no backward. Attributes: ``op``."""
+
+    op: str
 
 
 class AttentionOverrideError(_DataError, ValueError):

@@ -81,10 +81,30 @@ def _import(spec: KernelSpec) -> Kernel:
         _check_signature(spec, function, declaration.reference, "kernel", defaults=True)
         if supports is not None:
             _check_signature(spec, supports, declaration.reference, "supports", defaults=False)
+            supports = _completed(supports, declaration.signature)
     for code in (getattr(function, "__code__", None), getattr(supports, "__code__", None)):
         if code is not None:
             dynamo.skip(code)
     return Kernel(spec, function, supports)
+
+
+def _completed(
+    supports: Callable[..., str | None], declared: inspect.Signature
+) -> Callable[..., str | None]:
+    """Pass the declared defaults, where the predicate has none of its own.
+
+    The dispatcher drops trailing arguments that equal their defaults.
+    """
+    parameters = inspect.signature(supports).parameters.values()
+    wanted = declared.parameters.values()
+    if [p.default for p in parameters] == [p.default for p in wanted]:
+        return supports
+    defaults = [p.default for p in wanted]
+
+    def complete(*args: Any) -> str | None:
+        return supports(*args, *defaults[len(args) :])
+
+    return complete
 
 
 def _declaration(op: str) -> Any:
@@ -112,6 +132,7 @@ def _check_signature(
     )
     if defaults:
         same = same and all(_same_type(a.annotation, b.annotation) for a, b in pairs)
+        same = same and _same_type(want.return_annotation, got.return_annotation)
     if not same:
         code = getattr(function, "__code__", None)
         where = f"{code.co_filename}:{code.co_firstlineno}" if code else spec.target
@@ -148,6 +169,13 @@ def failure(spec: KernelSpec) -> str | None:
     return None if error is None else f"{type(error).__name__}: {error}"
 
 
+def refuse_mismatch(spec: KernelSpec) -> None:
+    """Raise the `DeclarationError` with which loading the kernel was refused, if it was."""
+    error = _failures.get(spec)
+    if isinstance(error, DeclarationError):
+        raise DeclarationError(str(error))  # a new one: tracebacks pile up on one that is reused
+
+
 def missing(spec: KernelSpec) -> str | None:
     """Give why the target's top-level package can't be found, or None. Imports nothing."""
     top = spec.module.partition(".")[0]
@@ -169,8 +197,11 @@ def state(spec: KernelSpec) -> str:
     if kernel is not None:
         return "verified" if kernel.verified else "imported"
     package = discovery.package(spec.backend)
-    if package is not None and (package.problem or package.unavailable):
-        return "declared"
+    if package is not None and spec.target.startswith(f"{package.module}."):
+        if package.problem and not package.conflict:
+            return "failed"
+        if package.problem or package.unavailable:
+            return "declared"
     return "declared" if missing(spec) else "found"
 
 

@@ -1,0 +1,3 @@
+"""Never reached: the package can't be imported."""
+
+raise AssertionError("imported below a package that failed")
