@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from torch_ops import discovery
 from torch_ops.backend import Backend, OpenEnum
+from torch_ops.errors import PluginConflictError
 
 __all__ = ["AttentionBackend", "members_of", "provider_of"]
 
@@ -36,6 +37,16 @@ class AttentionBackend(OpenEnum):
             for value in package.attention_backends:
                 cls._add(value)
 
+    @classmethod
+    def _unknown(cls, value: object) -> str:
+        text = super()._unknown(value)
+        package = discovery.packages().get(value) if isinstance(value, str) else None
+        if package is None:
+            return text
+        package.refuse_conflict()
+        reason = package.problem or "it serves no attention layers"
+        return f"{text} A backend {value!r} is installed, but {reason}."
+
 
 for _value in (
     "torch_math",
@@ -58,8 +69,19 @@ def members_of(backend: Backend) -> tuple[AttentionBackend, ...]:
 
 
 def provider_of(member: AttentionBackend) -> discovery.BackendPackage | None:
-    """Give the package that serves a family, or None where none is installed."""
-    for package in discovery.packages().values():
-        if member.value in package.attention_backends:
-            return package
-    return None
+    """Give the package that serves a family, or None where none is installed.
+
+    Raises:
+        PluginConflictError: several packages claim the family.
+    """
+    packages = discovery.packages().values()
+    found = [package for package in packages if member.value in package.attention_backends]
+    if len(found) > 1:
+        claims = tuple(f"{package.name} ({package.distributions[0]})" for package in found)
+        raise PluginConflictError(
+            f"Attention backend {member.value!r} is claimed by several backends: "
+            f"{', '.join(claims)}. Uninstall all but one of them.",
+            backend=member.value,
+            distributions=tuple(package.distributions[0] for package in found),
+        )
+    return found[0] if found else None

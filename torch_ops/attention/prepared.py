@@ -18,6 +18,8 @@ from torch_ops.platform import Platform, rejection
 
 __all__ = ["AttentionSpec", "PreparedAttention", "prepare", "reasons_against"]
 
+_is_alias_of = torch._C._is_alias_of  # type: ignore[attr-defined]
+
 
 @dataclass(frozen=True)
 class AttentionSpec:
@@ -80,11 +82,10 @@ def reasons_against(
     if reasons:
         return tuple(reasons)
     try:
-        supports = getattr(_module(package.module), "supports", None)
-        reason = _call(supports, spec, device, dtype, member) if supports is not None else None
+        reason = _supports(package.module, spec, device, dtype, member)
     except Exception as error:  # whatever a foreign module raises is a reason, kept and shown
         return (f"{package.module}.attention: {type(error).__name__}: {error}",)
-    return (str(reason),) if reason is not None else ()
+    return (reason,) if reason is not None else ()
 
 
 def prepare(
@@ -109,6 +110,20 @@ def prepare(
     return prepared  # type: ignore[no-any-return]
 
 
+def _supports(
+    package: str,
+    spec: AttentionSpec,
+    device: torch.device,
+    dtype: torch.dtype,
+    member: AttentionBackend,
+) -> str | None:
+    supports = getattr(_module(package), "supports", None)
+    reason = _call(supports, spec, device, dtype, member) if supports is not None else None
+    if reason is None or isinstance(reason, str):
+        return reason
+    raise TypeError(f"supports() must return None or a reason, received {reason!r}")
+
+
 def _module(package: str) -> Any:
     return importlib.import_module(f"{package}.attention")
 
@@ -121,7 +136,13 @@ def _call(
     member: AttentionBackend,
 ) -> Any:
     """Call ``supports`` or ``prepare``; a package of several families takes which one, too."""
-    if len(inspect.signature(function).parameters) >= 4:
+    wanted = [
+        parameter
+        for parameter in inspect.signature(function).parameters.values()
+        if parameter.default is parameter.empty
+        and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+    ]
+    if len(wanted) >= 4:
         return function(spec, device, dtype, member)
     return function(spec, device, dtype)
 
@@ -134,8 +155,14 @@ def _first_run(
     kv = torch.zeros(2, 3, spec.num_kv_heads, spec.head_dim, device=device, dtype=dtype)
     with torch.no_grad():
         out = prepared.run(q, kv, kv)
-    if out.shape != q.shape or out.dtype != dtype:
+    if not isinstance(out, Tensor) or out.shape != q.shape or out.dtype != dtype:
+        received = f"{out.dtype} {list(out.shape)}" if isinstance(out, Tensor) else repr(out)
         raise TypeError(
-            f"run() of {prepared.backend.value!r} returned {out.dtype} {list(out.shape)}, "
+            f"run() of {prepared.backend.value!r} returned {received}, "
             f"expected {dtype} {list(q.shape)}"
+        )
+    if any(_is_alias_of(out, given) for given in (q, kv)):
+        raise TypeError(
+            f"run() of {prepared.backend.value!r} returned memory of its arguments, expected a "
+            "fresh tensor"
         )
