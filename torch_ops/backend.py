@@ -59,7 +59,8 @@ class OpenEnum(metaclass=_OpenEnumMeta):
     def _unknown(cls, value: object) -> str:
         known = list(cls._members)
         hint = nearest(value, known) if isinstance(value, str) else ""
-        return f"{value!r} is not a {cls.__name__}. Known: {listing(known)}.{hint}"
+        article = "an" if cls.__name__[0] in "AEIOU" else "a"
+        return f"{value!r} is not {article} {cls.__name__}. Known: {listing(known)}.{hint}"
 
     @classmethod
     def _add(cls, value: str) -> Self:
