@@ -147,6 +147,10 @@ class Requirement:
     @classmethod
     def rocm(cls, archs: Sequence[str] | None = None) -> Requirement:
         """AMD GPUs, all or those named (``["gfx942"]``)."""
+        if isinstance(archs, str):
+            raise TypeError(
+                f"Requirement.rocm: archs must be a sequence of names, received {archs!r}"
+            )
         return cls("rocm", archs=None if archs is None else tuple(archs))
 
     def rejects(self, platform: Platform) -> str | None:
