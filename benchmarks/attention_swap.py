@@ -1,0 +1,188 @@
+"""Swapping attention under ``torch.compile``: right at once, replayed from CUDA graphs, cheap.
+
+A stack of attention layers is compiled whole and layer by layer, in the default mode and, on a
+GPU, with CUDA graphs; after every swap the output must be the eager one of the new backend.
+``native`` is the same stack with one kernel hard-wired.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._dynamo.utils import counters
+
+from torch_ops.attention import Attention, apply_attention_backend_override
+from torch_ops.attention import override_attention_backend as override
+from torch_ops.attention.configuration import Configuration
+
+LAYERS, HEADS, KV_HEADS, HEAD_DIM = 32, 8, 2, 64
+SEQUENCE = ("torch_flash", "torch_math", "inductor", "torch_flash", "inductor", "torch_math")
+_calls = {"n": 0}
+
+
+class _Stack(nn.Module):
+    """Attention layers, each on the output of the one before."""
+
+    def __init__(self, layers: list[nn.Module]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        for layer in self.layers:
+            q = layer(q, k, v) * 0.5 + q
+        return q
+
+
+class _Native(nn.Module):
+    """One kernel of PyTorch behind an opaque op, as somebody who never swaps would write it."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out: Tensor = torch.ops.torch_ops_swap.native(q, k, v)
+        return out
+
+
+@torch.library.custom_op("torch_ops_swap::native", mutates_args=())
+def _native(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return _prepared.run(q, k, v)
+
+
+@_native.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return q.new_empty(q.shape)
+
+
+def _layer(device: str, dtype: torch.dtype) -> Attention:
+    return Attention(HEADS, HEAD_DIM, KV_HEADS, is_causal=True).to(device, dtype)
+
+
+def _count_calls() -> None:
+    run = Configuration.run
+
+    def counted(self: Configuration, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        _calls["n"] += 1
+        return run(self, q, k, v)
+
+    Configuration.run = counted  # type: ignore[method-assign]
+
+
+def _steady(call: Callable[[], Any], synchronize: Callable[[], None]) -> float:
+    """Give the median of microseconds a call, synchronized."""
+    times = []
+    for _ in range(40):
+        synchronize()
+        start = time.perf_counter()
+        for _ in range(5):
+            call()
+        synchronize()
+        times.append((time.perf_counter() - start) / 5 * 1e6)
+    return statistics.median(times)
+
+
+def _one(mode: str, apart: bool, device: str, dtype: torch.dtype) -> dict[str, Any]:
+    """Compile, swap, compare and time one form."""
+    torch._dynamo.reset()
+    synchronize = torch.cuda.synchronize if device == "cuda" else (lambda: None)
+    q = torch.randn(2, 1, HEADS, HEAD_DIM, device=device, dtype=dtype)
+    k, v = (torch.randn(2, 64, KV_HEADS, HEAD_DIM, device=device, dtype=dtype) for _ in "kv")
+    ours = _Stack([_layer(device, dtype) for _ in range(LAYERS)])
+    native = _Stack([_Native() for _ in range(LAYERS)])
+    calls = [_compiled(stack, mode, apart) for stack in (ours, native)]
+    for name in SEQUENCE[:3]:
+        override(ours, name)
+    counters.clear()
+    right, graphs, replays, swaps = [], [], [], []
+    for name in (*SEQUENCE, "one"):
+        start = time.perf_counter()
+        if name == "one":
+            apply_attention_backend_override(ours.layers[3], "torch_flash")  # type: ignore[arg-type]
+        else:
+            override(ours, name)
+        swaps.append((time.perf_counter() - start) * 1e6)
+        expected = ours(q, k, v)
+        first = calls[0](q, k, v).clone()
+        for _ in range(3):
+            last = calls[0](q, k, v).clone()
+        before = _calls["n"]
+        calls[0](q, k, v)
+        replays.append(_calls["n"] - before)
+        right.append(bool(torch.allclose(first, expected, atol=2e-2, rtol=2e-2)))
+        right.append(bool(torch.equal(first, last)))
+        graphs.append(counters["stats"]["unique_graphs"])
+    override(ours, "torch_flash")
+    for call in calls:
+        for _ in range(5):
+            call(q, k, v)
+    times = [_steady(lambda call=call: call(q, k, v), synchronize) for call in calls]  # type: ignore[misc]
+    return {
+        "mode": mode,
+        "apart": apart,
+        "right": all(right),
+        "graphs": graphs,
+        "kernel_body_runs": replays,
+        "swap_us": [round(value, 1) for value in swaps],
+        "us": round(times[0], 1),
+        "native_us": round(times[1], 1),
+        "ratio": round(times[0] / times[1], 3),
+    }
+
+
+def _compiled(stack: _Stack, mode: str, apart: bool) -> Callable[..., Tensor]:
+    if not apart:
+        whole: Callable[..., Tensor] = torch.compile(stack, mode=mode, fullgraph=True)
+        return whole
+    layers = [torch.compile(layer, mode=mode, fullgraph=True) for layer in stack.layers]
+
+    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        torch.compiler.cudagraph_mark_step_begin()
+        for layer in layers:
+            q = layer(q, k, v) * 0.5 + q
+        return q
+
+    return call
+
+
+def run() -> dict[str, Any]:
+    """Measure every form that this machine can run."""
+    global _prepared
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    layer = _layer(device, dtype)
+    apply_attention_backend_override(layer, "torch_flash")
+    place = (layer._anchored()[0], dtype)
+    found = layer._cache.get(layer.backend, *place)
+    assert found is not None
+    _prepared = found
+    _count_calls()
+    modes = ["default", "reduce-overhead"] if device == "cuda" else ["default"]
+    with torch.no_grad():
+        rows = [_one(mode, apart, device, dtype) for mode in modes for apart in (False, True)]
+    return {
+        "benchmark": "attention_swap",
+        "torch": torch.__version__,
+        "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
+        "layers": LAYERS,
+        "rows": rows,
+        "ok": all(row["right"] for row in rows),
+    }
+
+
+def table(report: dict[str, Any]) -> str:
+    """Format the report for people."""
+    lines = [f"{report['layers']} layers on {report['device']}, torch {report['torch']}"]
+    for row in report["rows"]:
+        form = "layer by layer" if row["apart"] else "whole"
+        lines.append(
+            f"{row['mode']:16}{form:15} right {row['right']}  us {row['us']} "
+            f"(native {row['native_us']}, ratio {row['ratio']})"
+        )
+        lines.append(f"    graphs {row['graphs']}  kernel bodies run {row['kernel_body_runs']}")
+        lines.append(f"    override, us of host time {row['swap_us']}")
+    return "\n".join(lines)
+
+
+_prepared: Any = None
