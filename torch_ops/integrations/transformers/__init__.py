@@ -1,0 +1,55 @@
+"""Runs decoder models of transformers on torch_ops: `accelerate`, reversible, one call.
+
+Only instances change, never a class. Imports nothing of transformers until a model is given.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+from torch_ops.attention import AttentionBackend
+from torch_ops.integrations.transformers.acceleration import Acceleration, commit
+
+__all__ = ["Acceleration", "accelerate"]
+
+
+def accelerate(
+    model: nn.Module, *, attention: AttentionBackend | str | None = None
+) -> Acceleration:
+    """Put the norms, gated activations, rotary embeddings and attention of a model on torch_ops.
+
+    Names in ``state_dict`` stay, parameters stay the same objects, and ``to()``,
+    ``load_state_dict()``, ``generate()`` and `torch.compile` work as before. Inference only:
+    gradients are refused. Attention becomes causal over the whole cache; padding, packed
+    sequences, static caches and ``output_attentions`` are refused when they turn up.
+    Modules of unknown types are left alone, and so are modules that are accelerated already.
+
+    Args:
+        model: A model of transformers, or a module that holds one.
+        attention: Backend that the attention layers start with; None lets torch_ops choose.
+
+    Returns:
+        What was replaced, what was left and why; ``undo()`` puts everything back.
+
+    Raises:
+        ImportError: transformers isn't installed.
+        ValueError: ``attention`` can't serve a layer of this model. Nothing was changed.
+    """
+    try:
+        import transformers  # noqa: F401
+    except ModuleNotFoundError as error:
+        if error.name != "transformers":
+            raise
+        raise ImportError(
+            "torch_ops.integrations.transformers needs the package transformers: "
+            "pip install 'torch-ops[transformers]'"
+        ) from error
+    from torch_ops.integrations.transformers import masks
+    from torch_ops.integrations.transformers.plan import Plan
+
+    plan = Plan(model, attention)
+    masks.register()
+    commit(plan.swaps)
+    swaps = [swap for swap in plan.swaps if swap.became]
+    became = {place.name: swap.became for swap in swaps for place in swap.places}
+    return Acceleration(tuple(became), tuple(plan.left), became, plan.swaps)

@@ -1,0 +1,124 @@
+"""Self-attention of decoder models on ``torch_ops.apply_rope`` and ``torch_ops.attention``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torch_ops.attention import Attention, AttentionBackend
+from torch_ops.integrations.transformers.mlp import run_linear
+from torch_ops.integrations.transformers.projection import FusedLinears
+
+__all__ = ["SelfAttention"]
+
+
+class SelfAttention(FusedLinears):
+    """Causal self-attention with query, key and value as one product.
+
+    Without a mask the queries are the last tokens of the keys, whatever the cache holds: that is
+    what a decoder with a growing cache needs.
+    """
+
+    fused = ("q_proj", "k_proj", "v_proj")
+
+    def __init__(
+        self,
+        original: Any,
+        *,
+        num_heads: int,
+        num_kv_heads: int,
+        window_left: int,
+        backend: AttentionBackend | str | None,
+    ) -> None:
+        super().__init__()
+        self.q_proj: nn.Module = original.q_proj
+        self.k_proj: nn.Module = original.k_proj
+        self.v_proj: nn.Module = original.v_proj
+        self.o_proj: nn.Module = original.o_proj
+        self.layer_idx = original.layer_idx
+        self.num_heads = num_heads
+        self.num_kv_heads = num_kv_heads
+        self.head_dim = int(original.head_dim)
+        self.attn = Attention(
+            num_heads,
+            self.head_dim,
+            num_kv_heads,
+            scale=float(original.scaling),
+            is_causal=True,
+            window_left=window_left,
+            backend=backend,
+        )
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        position_embeddings: tuple[Tensor, Tensor],
+        attention_mask: Tensor | None = None,
+        cache: Any = None,
+        past_key_values: Any = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, None]:
+        """Attend; the arguments are those of the module that this one stands in for.
+
+        Args:
+            hidden_states: ``[B, S, hidden]``.
+            position_embeddings: What `RotaryTable` returns.
+            attention_mask: Must be None.
+            cache: A cache of transformers, or None.
+            past_key_values: Name of ``cache`` before transformers 5.20.
+            **kwargs: Passed on by the decoder layer, not used.
+
+        Returns:
+            ``[B, S, hidden]`` and None in the place of attention weights.
+        """
+        cache = past_key_values if cache is None else cache
+        _refuse(attention_mask, cache, kwargs)
+        batch, length = hidden_states.shape[:2]
+        cos_sin_cache, positions = position_embeddings
+        widths = [self.num_heads, self.num_kv_heads, self.num_kv_heads]
+        q, k, v = self.project(hidden_states).split([n * self.head_dim for n in widths], dim=-1)
+        q, k = torch.ops.torch_ops.apply_rope(
+            q.reshape(-1, self.num_heads, self.head_dim),
+            k.reshape(-1, self.num_kv_heads, self.head_dim),
+            cos_sin_cache,
+            positions,
+        )
+        q = q.view(batch, length, self.num_heads, self.head_dim)
+        k = k.view(batch, length, self.num_kv_heads, self.head_dim)
+        v = v.reshape(batch, length, self.num_kv_heads, self.head_dim)
+        if cache is not None:
+            k, v = cache.update(k.transpose(1, 2), v.transpose(1, 2), self.layer_idx)
+            k, v = k.transpose(1, 2), v.transpose(1, 2)
+        _refuse_length(k.shape[1], cos_sin_cache.shape[0])
+        out = self.attn(q, k, v).reshape(batch, length, self.num_heads * self.head_dim)
+        return run_linear(self.o_proj, out), None
+
+
+def _refuse(attention_mask: Tensor | None, cache: Any, kwargs: dict[str, Any]) -> None:
+    """Raise for what this attention can't honor."""
+    if attention_mask is not None:
+        raise ValueError(
+            f"attention_mask: received a mask of shape {tuple(attention_mask.shape)}, accepted: "
+            "None; the accelerated attention is causal over the whole cache. Run prompts of "
+            "different lengths one by one instead of padded, or undo() the acceleration"
+        )
+    if kwargs.get("output_attentions"):
+        raise ValueError(
+            "output_attentions: received True, accepted: False; the accelerated attention never "
+            "stores its weights. undo() the acceleration to look at them"
+        )
+    if getattr(cache, "is_compileable", False):
+        raise ValueError(
+            f"cache: received a {type(cache).__name__}, which hands out slots that are not filled "
+            "yet; accepted: caches that return exactly the tokens so far, as DynamicCache does"
+        )
+
+
+def _refuse_length(length: int, max_position: int) -> None:
+    if length > max_position:
+        raise ValueError(
+            f"position_ids: received {length} tokens, accepted: at most {max_position}, the "
+            "model's max_position_embeddings"
+        )

@@ -1,0 +1,124 @@
+"""`SlotCache`: keys and values in memory allocated once, handed out as views of what is filled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+__all__ = ["SlotCache"]
+
+
+class _Fill:
+    """How many slots are filled; the same for all layers.
+
+    The number is a size of an empty tensor, because a compiled graph takes sizes as inputs, while
+    it is compiled anew for each value of a Python int that it finds in an object.
+    """
+
+    def __init__(self) -> None:
+        self.extent = torch.empty(0, 0)
+
+    def set(self, length: int) -> None:
+        self.extent = self.extent.new_empty(length, 0)
+
+
+class _SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
+    """Slots of one layer, ``[B, K, slots, D]``."""
+
+    keys: Any  # never None here, as it may be in the base class
+    values: Any
+
+    is_compileable = False  # what transformers calls so hands out unfilled slots, too
+    is_croppable = True
+    is_sliding = False
+
+    def __init__(self, keys: Tensor, fill: _Fill, *, is_last: bool) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.keys = keys
+        self.values = torch.zeros_like(keys)
+        self.is_initialized = True
+        self._fill = fill
+        self._is_last = is_last
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Nothing to do: memory is allocated on construction."""
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Write behind what is filled and return all that is filled then."""
+        start = self._fill.extent.shape[0]
+        stop = start + key_states.shape[2]
+        if stop > self.keys.shape[2]:
+            raise ValueError(
+                f"SlotCache: received {stop} tokens in all, accepted: at most {self.keys.shape[2]} "
+                "slots; allocate more"
+            )
+        self.keys[:, :, start:stop] = key_states
+        self.values[:, :, start:stop] = value_states
+        if self._is_last:
+            self._fill.set(stop)
+        return self.keys[:, :, :stop], self.values[:, :, :stop]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Number of keys that ``query_length`` more tokens see, and where they start."""
+        return self._fill.extent.shape[0] + query_length, 0
+
+    def get_seq_length(self) -> int:
+        """Number of filled slots."""
+        return self._fill.extent.shape[0]
+
+    def get_max_length(self) -> int:
+        """Number of slots."""
+        return int(self.keys.shape[2])
+
+    def reset(self) -> None:
+        """Empty all slots."""
+        self._fill.set(0)
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Forget the last ``-tokens_to_remove`` tokens."""
+        if self._is_last:
+            self._fill.set(self._fill.extent.shape[0] - abs(tokens_to_remove))
+
+
+class SlotCache(Cache):
+    """A cache for compiled decoding: no copy per token, no mask, no graph per length.
+
+    Memory is allocated once. Attention reads a view of the filled slots, so it never sees the
+    others, and ``torch.compile`` needs one graph for the prompt and one for all further tokens.
+
+    Args:
+        config: The model's config.
+        slots: Most tokens that fit, prompt included.
+        batch_size: Sequences, all of one length.
+        dtype: Of keys and values.
+        device: Of keys and values.
+    """
+
+    def __init__(
+        self,
+        config: Any,
+        slots: int,
+        *,
+        batch_size: int = 1,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        config = config.get_text_config(decoder=True)
+        heads, layers = config.num_key_value_heads, config.num_hidden_layers
+        head_dim = getattr(config, "head_dim", None)
+        head_dim = head_dim or config.hidden_size // config.num_attention_heads
+        fill = _Fill()
+        shape = (batch_size, heads, slots, head_dim)
+        super().__init__(
+            layers=[
+                _SlotLayer(
+                    torch.zeros(shape, dtype=dtype, device=device), fill, is_last=i == layers - 1
+                )
+                for i in range(layers)
+            ]
+        )
