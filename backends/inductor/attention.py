@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import functools
+import itertools
+import threading
 import types
 from collections.abc import Callable
 
@@ -13,12 +14,17 @@ from torch_ops.attention.backend import AttentionBackend
 from torch_ops.attention.prepared import AttentionSpec, PreparedAttention
 from torch_ops.declarations import _attention
 from torch_ops.declarations.attention import attention as _declaration
+from torch_ops.errors import CaptureError
 
 from ._compiled import compiled, no_compiler
 
 __all__ = ["attention", "prepare", "supports", "supports_call"]
 
+_Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+_Key = tuple[AttentionSpec, torch.device, torch.dtype, tuple[bool, bool, bool]]
 attention, supports_call = compiled(_declaration)
+_lock = threading.Lock()
+_functions: dict[_Key, _Attend] = {}
 
 
 def supports(spec: AttentionSpec, device: torch.device, dtype: torch.dtype) -> str | None:
@@ -26,28 +32,69 @@ def supports(spec: AttentionSpec, device: torch.device, dtype: torch.dtype) -> s
 
 
 def prepare(spec: AttentionSpec, device: torch.device, dtype: torch.dtype) -> PreparedAttention:
-    return _Compiled(_function(spec, dtype))
+    return _Compiled(spec)
 
 
 class _Compiled(PreparedAttention):
     backend = AttentionBackend.INDUCTOR
 
-    def __init__(self, function: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
-        self._function = function
+    def __init__(self, spec: AttentionSpec) -> None:
+        self._spec = spec
 
     def run(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
-        with torch.no_grad(), torch._C._AutoDispatchBelowAutograd():
-            return self._function(q, k, v)
+        ones = (q.shape[0] == 1, q.shape[1] == 1, k.shape[1] == 1)
+        key = (self._spec, q.device, q.dtype, ones)
+        attend = _functions.get(key) or _function(key)
+        return _call(attend, q.contiguous(), k.contiguous(), v.contiguous())
 
 
-@functools.cache
-def _function(
-    spec: AttentionSpec, dtype: torch.dtype
-) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    """Compile one function per spec and dtype; layers that are alike share it."""
+def _call(attend: _Attend, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    # One dispatch key set and grad mode for all callers: Dynamo compiles anew for each.
+    with torch.no_grad(), torch._C._AutoDispatchBelowAutograd():
+        return attend(q, k, v)
+
+
+def _function(key: _Key) -> _Attend:
+    """Compile for a class of shapes; layers that are alike share it.
+
+    PyTorch compiles anew for sizes of one and for sizes that were equal at first, and gives up
+    after eight times. So there is a code object for each class of ones, and its first call has
+    sizes that all differ: one graph then serves every shape of the class.
+    """
+    spec, device, dtype, ones = key
+    with _lock:
+        if key in _functions:
+            return _functions[key]
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            raise CaptureError(
+                f"Attention backend 'inductor': not compiled for {device}, {dtype} and such "
+                "shapes, and a stream is capturing; prepare first: run the layer once before"
+            )
+        attend = _compile(spec, dtype)
+        q, k, v = (
+            torch.zeros(shape, device=device, dtype=dtype) for shape in _first_shapes(spec, ones)
+        )
+        _call(attend, q, k, v)
+        _functions[key] = attend
+        return attend
+
+
+def _first_shapes(
+    spec: AttentionSpec, ones: tuple[bool, bool, bool]
+) -> tuple[tuple[int, ...], ...]:
+    taken = {spec.num_heads, spec.num_kv_heads, spec.head_dim}
+    free = (size for size in itertools.count(3) if size not in taken)
+    batch, queries, keys = (1 if one else next(free) for one in ones)
+    shape = (batch, keys, spec.num_kv_heads, spec.head_dim)
+    return (batch, queries, spec.num_heads, spec.head_dim), shape, shape
+
+
+def _compile(spec: AttentionSpec, dtype: torch.dtype) -> _Attend:
+    shape = (spec.num_heads, spec.num_kv_heads, spec.head_dim)
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if (q.shape[2], k.shape[2], q.shape[3]) != shape:  # makes constants of them
+            raise AssertionError
         return _attention.reference(
             q, k, v, spec.is_causal, spec.scale, spec.window_left, spec.logits_soft_cap
         )[0]
@@ -59,7 +106,5 @@ def _function(
         attend.__defaults__,
         attend.__closure__,
     )
-    compiled_function: Callable[[Tensor, Tensor, Tensor], Tensor] = torch.compile(
-        own, dynamic=True, fullgraph=True
-    )
+    compiled_function: _Attend = torch.compile(own, dynamic=True, fullgraph=True)
     return compiled_function

@@ -152,16 +152,17 @@ def _first_run(
 ) -> None:
     """Let first-call allocations and compiles happen here, outside of any capture."""
     q = torch.zeros(2, 2, spec.num_heads, spec.head_dim, device=device, dtype=dtype)
-    kv = torch.zeros(2, 3, spec.num_kv_heads, spec.head_dim, device=device, dtype=dtype)
+    k = torch.zeros(2, 3, spec.num_kv_heads, spec.head_dim, device=device, dtype=dtype)
+    v = torch.zeros_like(k)
     with torch.no_grad():
-        out = prepared.run(q, kv, kv)
+        out = prepared.run(q, k, v)
     if not isinstance(out, Tensor) or out.shape != q.shape or out.dtype != dtype:
         received = f"{out.dtype} {list(out.shape)}" if isinstance(out, Tensor) else repr(out)
         raise TypeError(
             f"run() of {prepared.backend.value!r} returned {received}, "
             f"expected {dtype} {list(q.shape)}"
         )
-    if any(_is_alias_of(out, given) for given in (q, kv)):
+    if any(_is_alias_of(out, given) for given in (q, k, v)):
         raise TypeError(
             f"run() of {prepared.backend.value!r} returned memory of its arguments, expected a "
             "fresh tensor"
