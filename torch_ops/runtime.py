@@ -25,6 +25,7 @@ __all__ = ["register"]
 
 NAMESPACE = "torch_ops"
 _DEVICE_KEYS = ("CPU", "CUDA")
+_AUTOCAST_KEYS = ("AutocastCPU", "AutocastCUDA")
 _AUTOGRAD_KEYS = ("AutogradCPU", "AutogradCUDA", "AutogradXPU", "AutogradMPS", "AutogradMeta")
 _library = Library(NAMESPACE, "FRAGMENT")  # kept for ever: a collected library crashes its ops
 _grad_enabled = torch._C.is_grad_enabled
@@ -55,7 +56,9 @@ def install(
     """Give an operator its fake and its kernels for CPU and CUDA, and nothing in between.
 
     Autograd falls through, so the kernel has to refuse gradients itself; it also has to bump the
-    version of what it writes. Dynamo must not trace into it after a graph break.
+    version of what it writes. Dynamo must not trace into it after a graph break. Autocast is off
+    below the operator, as it is in compiled graphs: products inside would be made in half
+    precision, and in eager code alone.
     """
     _library._register_fake(overload, fake, _stacklevel=0)
     for key, kernel in zip(_DEVICE_KEYS, kernels, strict=True):
@@ -63,8 +66,21 @@ def install(
         _library.impl(overload, kernel, key)
     for key in _AUTOGRAD_KEYS:
         _library.impl(overload, fallthrough_kernel, key)
+    for key in _AUTOCAST_KEYS:
+        _library.impl(overload, _below_autocast(overload), key)
     if mutates:
         _library.impl(overload, fallthrough_kernel, "ADInplaceOrView")
+
+
+def _below_autocast(overload: str) -> Callable[..., Any]:
+    name, _, overload_name = overload.partition(".")
+
+    def kernel(*args: Any) -> Any:
+        packet = getattr(torch.ops.torch_ops, name)
+        with torch._C._DisableAutocast():
+            return getattr(packet, overload_name or "default")(*args)
+
+    return kernel
 
 
 def _refuse_device(declaration: Declaration) -> Callable[..., Any]:
@@ -98,7 +114,7 @@ def _kernel(declaration: Declaration, named: bool) -> Callable[..., Any]:
     def kernel(*args: Any) -> Any:
         if _grad_enabled() and _any_requires_grad(*args):
             raise refuse_grad(op)
-        declaration.checker(*args)  # type: ignore[misc]
+        declaration.checker(*args)
         run = find(_scope())
         if run is None:
             run = _resolve(op, slots, _scope(), args, None)
@@ -107,7 +123,7 @@ def _kernel(declaration: Declaration, named: bool) -> Callable[..., Any]:
     def kernel_mutating(*args: Any) -> None:
         if _grad_enabled() and _any_requires_grad(*args):
             raise refuse_grad(op)
-        declaration.checker(*args)  # type: ignore[misc]
+        declaration.checker(*args)
         run = find(_scope())
         if run is None:
             run = _resolve(op, slots, _scope(), args, None)
@@ -119,7 +135,7 @@ def _kernel(declaration: Declaration, named: bool) -> Callable[..., Any]:
         args, backend = args[:-1], args[-1]
         if _grad_enabled() and _any_requires_grad(*args):
             raise refuse_grad(op)
-        declaration.checker(*args)  # type: ignore[misc]
+        declaration.checker(*args)
         run = find((_scope(), backend))
         if run is None:
             run = _resolve(op, slots, _scope(), args, backend)
@@ -164,7 +180,7 @@ def _fake(declaration: Declaration, named: bool) -> Callable[..., Any]:
             registry.find(op, backend)
         if _grad_enabled() and _any_requires_grad(*args):
             raise refuse_grad(op)
-        declaration.checker(*args)  # type: ignore[misc]
+        declaration.checker(*args)
         depend_on_policy(op, args, backend)
         return declaration.faker(*args)
 
