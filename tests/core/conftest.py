@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import torch_ops
+from torch_ops import declare, policy
 
 from . import plugins
 
@@ -42,6 +43,17 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
 def _belongs(name: str, site: Path) -> bool:
     file = getattr(sys.modules[name], "__file__", None)
     return bool(file) and Path(str(file)).is_relative_to(site)
+
+
+@pytest.fixture
+def declaring() -> Iterator[None]:
+    """Take ops that a test declares out of the catalogue again; their operators stay for ever."""
+    before = set(declare.declared)
+    yield
+    for name in set(declare.declared) - before:
+        del declare.declared[name]
+        delattr(torch_ops.ops, name)
+    policy.invalidate()
 
 
 @pytest.fixture

@@ -6,8 +6,16 @@ import pytest
 import torch
 
 import torch_ops
-from torch_ops import Backend, BackendUnavailableError, UnknownVariableError, environment, ops
+from torch_ops import (
+    Backend,
+    BackendUnavailableError,
+    Platform,
+    UnknownVariableError,
+    environment,
+    ops,
+)
 
+CPU = Platform.cpu()
 OPS = ["rms_norm", "layer_norm"]
 
 
@@ -92,13 +100,13 @@ def test_every_variable_is_described() -> None:
 
 
 def test_read_at_the_first_resolution_and_by_refresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert torch_ops.select_kernel("rms_norm").backend is Backend.TORCH
+    assert torch_ops.select_kernel("rms_norm", platform=CPU).backend is Backend.TORCH
     monkeypatch.setenv("TORCH_OPS_BACKEND", "rms_norm=inductor")
-    assert torch_ops.select_kernel("rms_norm").backend is Backend.TORCH
+    assert torch_ops.select_kernel("rms_norm", platform=CPU).backend is Backend.TORCH
     torch_ops.refresh()
-    assert torch_ops.select_kernel("rms_norm").backend is Backend.INDUCTOR
-    assert torch_ops.select_kernel("layer_norm").backend is Backend.TORCH
-    explained = torch_ops.explain("rms_norm")
+    assert torch_ops.select_kernel("rms_norm", platform=CPU).backend is Backend.INDUCTOR
+    assert torch_ops.select_kernel("layer_norm", platform=CPU).backend is Backend.TORCH
+    explained = torch_ops.explain("rms_norm", platform=CPU)
     assert (explained.chosen, explained.source) == (Backend.INDUCTOR, "environment")
 
 
@@ -144,4 +152,4 @@ def test_values_that_other_tools_set_are_left_alone(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("TORCH_OPTIONS", "1")
     monkeypatch.setenv("torch_ops_backend", "nope")
     torch_ops.refresh()
-    assert torch_ops.select_kernel("rms_norm").backend is Backend.TORCH
+    assert torch_ops.select_kernel("rms_norm", platform=CPU).backend is Backend.TORCH

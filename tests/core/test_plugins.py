@@ -114,7 +114,7 @@ def test_never_chosen_silently_even_as_the_only_usable(
     assert "backend='acme'" in message
     assert "torch  disabled by TORCH_OPS_DISABLE=torch" in message
     assert "inductor  disabled by TORCH_OPS_DISABLE=inductor" in message
-    assert {c.backend.value for c in raised.value.candidates} == {"torch", "inductor", "acme"}
+    assert {c.backend.value for c in raised.value.candidates} >= {"torch", "inductor", "acme"}
 
 
 @pytest.mark.parametrize("source", ["call", "overload", "scope", "process", "environment"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime
+import datetime as dt
 import math
 import pickle
 import sys
@@ -61,7 +61,7 @@ def test_requires_holds_requirements() -> None:
 def test_load() -> None:
     assert KernelSpec("x", "triton", "math:sqrt").load() is math.sqrt
     found = KernelSpec("x", "triton", "datetime:date.today").load()
-    assert found() == datetime.date.today()
+    assert found() == dt.date.today()
     with pytest.raises(ModuleNotFoundError, match="no_such_module"):
         KernelSpec("x", "triton", "no_such_module:f").load()
     with pytest.raises(AttributeError, match="no_such_function"):
