@@ -13,13 +13,25 @@ if TYPE_CHECKING:
     from torch_ops.testing.build import build
     from torch_ops.testing.proof import Proof, proof_of, proofs
     from torch_ops.testing.spec import Operand, Spec
-    from torch_ops.testing.verify import Result, verify
+    from torch_ops.testing.result import Result
+    from torch_ops.testing.verify import replay, verify
 
-__all__ = ["Operand", "Proof", "Result", "Spec", "build", "proof_of", "proofs", "verify"]
+__all__ = [
+    "Operand",
+    "Proof",
+    "Result",
+    "Spec",
+    "build",
+    "proof_of",
+    "proofs",
+    "replay",
+    "verify",
+]
 
 _HOME = {
     "Operand": "spec",
     "Proof": "proof",
+    "replay": "verify",
     "Result": "result",
     "Spec": "spec",
     "build": "build",

@@ -1,7 +1,8 @@
 """The one import of hypothesis, with a message that says how to get it."""
 
 try:
-    from hypothesis import HealthCheck, Phase, given, note, settings, strategies, target
+    from hypothesis import HealthCheck, Phase, given, settings, strategies, target
+    from hypothesis.errors import FlakyFailure
     from hypothesis.strategies import DrawFn, SearchStrategy
 except ModuleNotFoundError as error:
     if error.name != "hypothesis":
@@ -11,11 +12,11 @@ except ModuleNotFoundError as error:
 
 __all__ = [
     "DrawFn",
+    "FlakyFailure",
     "HealthCheck",
     "Phase",
     "SearchStrategy",
     "given",
-    "note",
     "settings",
     "strategies",
     "target",

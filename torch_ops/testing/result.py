@@ -1,0 +1,134 @@
+"""What a verification came to: cells, verdicts, a table, a dictionary."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+PASSED, FAILED, TOO_FEW = "passed", "failed", "too few"
+UNSUPPORTED, UNTESTABLE = "unsupported", "untestable"
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A broken promise.
+
+    Attributes:
+        phase: ``covering``, ``zero``, ``classes``, ``generated`` or ``opcheck``.
+        layer: ``contract``, ``bound``, ``opcheck`` or the name of a law.
+        detail: What was seen.
+        spec: The example as JSON; hypothesis has shrunk it in the phase ``generated``.
+        again: A command that runs it again.
+    """
+
+    phase: str
+    layer: str
+    detail: str
+    spec: str
+    again: str
+
+    def __str__(self) -> str:
+        return f"[{self.phase}/{self.layer}] {self.detail}\n  spec: {self.spec}\n  again: {self.again}"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The verdict on one op, backend and dtype.
+
+    Attributes:
+        dtype: Name of the dtype.
+        verdict: ``passed``, ``failed``, ``too few`` (red); ``unsupported``, ``untestable``
+            (neither red nor proven).
+        reason: Why, for every verdict but ``passed``.
+        executed: Examples that ran.
+        refused: Examples that the kernel refused beforehand, by reason.
+        ratio: Largest error, as a part of its bound.
+        laws: How often each law was checked.
+        opchecks: How many examples went through `torch.library.opcheck`.
+        failures: Broken promises, the first of each phase.
+    """
+
+    dtype: str
+    verdict: str
+    reason: str = ""
+    executed: int = 0
+    refused: dict[str, int] = field(default_factory=dict)
+    ratio: float = 0.0
+    laws: dict[str, int] = field(default_factory=dict)
+    opchecks: int = 0
+    failures: tuple[Failure, ...] = ()
+
+    @property
+    def red(self) -> bool:
+        """Whether the cell makes the result fail."""
+        return self.verdict in (FAILED, TOO_FEW)
+
+
+@dataclass(frozen=True)
+class Result:
+    """The verdict on one op and backend; `str` is a table."""
+
+    op: str
+    backend: str
+    device: str
+    profile: str
+    seconds: float
+    versions: dict[str, str]
+    cells: tuple[Cell, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether no cell is red and at least one passed: nothing proven is not green."""
+        return not any(c.red for c in self.cells) and any(c.verdict == PASSED for c in self.cells)
+
+    @property
+    def failures(self) -> tuple[Failure, ...]:
+        """All broken promises."""
+        return tuple(f for cell in self.cells for f in cell.failures)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns everything as plain data, for JSON."""
+        return {**dataclasses.asdict(self), "ok": self.ok}
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """The table: header, then one row a cell."""
+        header = ("dtype", "verdict", "examples", "refused", "worst err/bound", "laws", "opcheck")
+        return [header, *(_row(cell) for cell in self.cells)]
+
+    def __str__(self) -> str:
+        verdict = "passed" if self.ok else "FAILED"
+        lines = [
+            f"{self.op} on {self.backend} ({self.device}, {self.profile}): {verdict} "
+            f"in {self.seconds:.1f} s",
+            *_aligned(self.rows()),
+        ]
+        for cell in self.cells:
+            if cell.reason and not cell.failures:
+                lines.append(f"{cell.dtype}: {cell.verdict}: {cell.reason}")
+            lines += [f"{cell.dtype}: {failure}" for failure in cell.failures]
+        if not self.ok and not any(cell.red for cell in self.cells):
+            lines.append("no cell was proven: a result without a passed cell is no proof")
+        return "\n".join(lines)
+
+
+def _row(cell: Cell) -> tuple[str, ...]:
+    held = sum(1 for count in cell.laws.values() if count)
+    return (
+        cell.dtype,
+        cell.verdict,
+        str(cell.executed),
+        str(sum(cell.refused.values())),
+        f"{cell.ratio:.3f}" if cell.executed else "-",
+        f"{held} ({sum(cell.laws.values())} checks)" if cell.laws else "-",
+        str(cell.opchecks),
+    )
+
+
+def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return [
+        "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]

@@ -1,0 +1,275 @@
+"""The runner: every layer over every dtype of an op, for a backend or for any callable."""
+
+from __future__ import annotations
+
+import math
+import platform
+import re
+import shlex
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+import torch_ops
+from torch_ops.backend import Backend
+from torch_ops.declarations import catalogue
+from torch_ops.testing._hypothesis import FlakyFailure, Phase, target
+from torch_ops.testing.build import build
+from torch_ops.testing.compare import Violation
+from torch_ops.testing.draw import FLOATS
+from torch_ops.testing.examine import Examiner, Tally
+from torch_ops.testing.laws import GENERIC
+from torch_ops.testing.profiles import Profile, profile_of
+from torch_ops.testing.proof import Proof, proof_of
+from torch_ops.testing.registered import opcheck, registered
+from torch_ops.testing.result import (
+    FAILED,
+    PASSED,
+    TOO_FEW,
+    UNSUPPORTED,
+    UNTESTABLE,
+    Cell,
+    Failure,
+    Result,
+)
+from torch_ops.testing.search import covering_rows, generate
+from torch_ops.testing.spec import Spec
+from torch_ops.testing.subject import Subject, subject_of
+
+OPCHECK_EVERY = 10
+MINIMUM_SHARE = 4
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a verification is: `done` of `total` examples of a phase."""
+
+    op: str
+    dtype: str
+    phase: str
+    done: int
+    total: int
+
+
+Report = Callable[[Progress], None]
+
+
+def verify(
+    op: str,
+    backend: str | Backend | Callable[..., Any],
+    *,
+    device: torch.device | str = "cpu",
+    profile: str = "torch_ops_ci",
+    progress: Report | None = None,
+    dtypes: Sequence[str] | None = None,
+) -> Result:
+    """Proves a kernel against the op's declaration, dtype by dtype.
+
+    Args:
+        op: Name of a declared op.
+        backend: A registered backend, or any callable with the op's signature.
+        device: Where to run.
+        profile: ``dev``, ``torch_ops_ci``, ``nightly`` or ``soak``.
+        progress: Called after every example.
+        dtypes: Names of dtypes to verify; all that the op declares where None.
+
+    Returns:
+        The verdict; ``result.ok`` is True if every cell that can be proven here is.
+
+    Raises:
+        UnknownOpError: The op isn't declared.
+        LookupError: The op has no proof.
+        UnknownBackendError: The op has no such backend.
+        ValueError: No such profile or dtype.
+    """
+    chosen, proof = profile_of(profile), proof_of(op)
+    subject = _subject(op, backend)
+    started = time.monotonic()
+    runs = [
+        _Run(subject, proof, dtype, torch.device(device), chosen, progress)
+        for dtype in _dtypes(op, dtypes)
+    ]
+    cells = tuple(run.cell() for run in runs)
+    seconds = time.monotonic() - started
+    return Result(op, subject.name, str(device), profile, seconds, _versions(), cells)
+
+
+def replay(spec: str, backend: str | Backend | Callable[..., Any], device: str = "cpu") -> float:
+    """Runs one example, given as JSON, and returns its largest error as a part of the bound.
+
+    Raises:
+        Violation: The kernel broke a promise.
+        ValueError: The kernel refuses the example, or the JSON is no Spec.
+    """
+    example = Spec.from_json(spec)
+    subject, proof = _subject(example.op, backend), proof_of(example.op)
+    contract = catalogue()[example.op].contract
+    tally = Tally()
+    seen = Examiner(subject, proof, contract, torch.device(device))(example, tally)
+    if seen is None:
+        msg = f"replay: {subject.name} refuses the example: {'; '.join(tally.refused)}"
+        raise ValueError(msg)
+    return seen
+
+
+def _subject(op: str, backend: str | Backend | Callable[..., Any]) -> Subject:
+    if op not in catalogue():
+        torch_ops.select_kernel(op)  # raises the error of an unknown op
+    if isinstance(backend, Backend):
+        return registered(op, backend.value)
+    return registered(op, backend) if isinstance(backend, str) else subject_of(backend)
+
+
+def _dtypes(op: str, wanted: Sequence[str] | None) -> list[str]:
+    declared = [d for d in FLOATS if getattr(torch, d) in catalogue()[op].dtypes]
+    unknown = set(wanted or ()) - set(declared)
+    if unknown:
+        msg = f"verify: dtypes: received {sorted(unknown)}, accepted {declared} for op {op!r}"
+        raise ValueError(msg)
+    return [d for d in declared if wanted is None or d in wanted]
+
+
+def _versions() -> dict[str, str]:
+    return {
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+    }
+
+
+class _Run:
+    """The verification of one cell."""
+
+    def __init__(
+        self,
+        subject: Subject,
+        proof: Proof,
+        dtype: str,
+        device: torch.device,
+        profile: Profile,
+        progress: Report | None,
+    ) -> None:
+        self.subject, self.proof, self.dtype = subject, proof, dtype
+        self.device, self.profile, self.progress = device, profile, progress
+        contract = catalogue()[proof.op].contract
+        self.examine = Examiner(subject, proof, contract, device)
+        self.tally = Tally()
+        self.examples = profile.examples(proof.cost)
+        self.opchecks = 0
+        self.failures: list[Failure] = []
+
+    def cell(self) -> Cell:
+        """Runs every phase and returns the verdict."""
+        untestable = self.subject.untestable(getattr(torch, self.dtype))
+        if untestable is not None:
+            return Cell(self.dtype, UNTESTABLE, untestable)
+        rows = [s for s in covering_rows(self.proof.op, FLOATS) if _dtype(s) == self.dtype]
+        zero, classes = self.proof.zero(self.dtype), self.proof.classes(self.dtype)
+        self._fixed("covering", rows, with_laws=True)
+        counted = self.tally.executed
+        self._fixed("zero", zero, with_laws=False)
+        self._fixed("classes", classes, with_laws=False)
+        self._opcheck([*rows[::OPCHECK_EVERY], *zero])
+        counted += self._generated()
+        return self._judge(counted)
+
+    def _judge(self, counted: int) -> Cell:
+        least = max(self.examples // MINIMUM_SHARE, 1)
+        laws = {law.name: self.tally.laws[law.name] for law in (*GENERIC, *self.proof.laws)}
+        silent = [name for name, count in laws.items() if not count and self._speaks(name)]
+        refused = _grouped(self.tally.refused)
+        verdict, reason = PASSED, ""
+        if self.failures:
+            verdict, reason = FAILED, self.failures[0].detail
+        elif not self.tally.executed and refused:
+            verdict, reason = UNSUPPORTED, "; ".join(refused)
+        elif counted < least:
+            verdict, reason = TOO_FEW, f"{counted} examples ran, at least {least} are needed"
+            reason += f"; refused: {refused}" if refused else ""
+        elif silent:
+            verdict, reason = TOO_FEW, f"never checked: {', '.join(silent)}"
+        return Cell(
+            self.dtype, verdict, reason, self.tally.executed, refused, self.tally.ratio, laws,
+            self.opchecks, tuple(self.failures),
+        )  # fmt: skip
+
+    def _speaks(self, law: str) -> bool:
+        return law != "rerun" or bool(self.examine.contract.deterministic)
+
+    def _fixed(self, phase: str, specs: Sequence[Spec], *, with_laws: bool) -> None:
+        for done, spec in enumerate(specs, start=1):
+            try:
+                self.examine(spec, self.tally, with_laws=with_laws)
+            except Violation as broken:
+                self._failed(phase, broken)
+                return
+            self._tell(phase, done, len(specs))
+
+    def _generated(self) -> int:
+        before, done = self.tally.executed, 0
+        climbs = Phase.target in self.profile.settings.phases
+
+        def one(spec: Spec) -> None:
+            nonlocal done
+            ratio = self.examine(spec, self.tally)
+            if climbs and ratio:
+                target(math.log2(ratio))
+            done = min(done + 1, self.examples)
+            self._tell("generated", done, self.examples)
+
+        try:
+            generate(self.proof.op, self.dtype, self.profile, one, self.examples)
+        except Violation as broken:
+            self._failed("generated", broken)
+        except FlakyFailure as flaky:
+            self._failed("generated", _first_violation(flaky))
+        return self.tally.executed - before
+
+    def _opcheck(self, specs: Iterable[Spec]) -> None:
+        if not self.subject.registered:
+            return
+        for spec in specs:
+            args = build(spec, self.device)
+            if self.subject.refuses(tuple(args.values())) is not None:
+                continue
+            try:
+                opcheck(self.proof.op, self.subject.name, args, spec.to_json())
+            except Violation as broken:
+                self._failed("opcheck", broken)
+                return
+            self.opchecks += 1
+
+    def _failed(self, phase: str, broken: Violation) -> None:
+        code = "from torch_ops.testing import replay; replay"
+        again = f"python -c {shlex.quote(f'{code}({broken.spec!r}, {self.subject.name!r})')}"
+        failure = Failure(phase, broken.layer, broken.detail, broken.spec, again)
+        self.failures.append(failure)
+
+    def _tell(self, phase: str, done: int, total: int) -> None:
+        if self.progress is not None:
+            self.progress(Progress(self.proof.op, self.dtype, phase, done, total))
+
+
+def _dtype(spec: Spec) -> str:
+    return spec.operands[0][1].dtype
+
+
+def _grouped(refused: dict[str, int]) -> dict[str, int]:
+    """Counts reasons that differ in numbers alone as one."""
+    found: dict[str, int] = {}
+    for reason, count in refused.items():
+        key = re.sub(r"\d+", "#", reason)
+        found[key] = found.get(key, 0) + count
+    return found
+
+
+def _first_violation(flaky: FlakyFailure) -> Violation:
+    """A failure that did not come again when it was replayed."""
+    for error in flaky.exceptions:
+        if isinstance(error, Violation):
+            detail = f"not reproducible, the same example failed once: {error.detail}"
+            return Violation(error.layer, detail, error.spec)
+    raise flaky
