@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from torch_ops import discovery
 from torch_ops.backend import Backend, OpenEnum
-from torch_ops.errors import PluginConflictError
+from torch_ops.errors import PluginConflictError, listing
 
 __all__ = ["AttentionBackend", "members_of", "provider_of"]
 
@@ -44,6 +44,8 @@ class AttentionBackend(OpenEnum):
         if package is None:
             return text
         package.refuse_conflict()
+        if package.attention_backends:
+            return f"{text} Backend {value!r} serves {listing(package.attention_backends)}."
         reason = package.problem or "it serves no attention layers"
         return f"{text} A backend {value!r} is installed, but {reason}."
 

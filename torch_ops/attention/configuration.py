@@ -21,7 +21,12 @@ from torch_ops.attention.backend import AttentionBackend
 from torch_ops.attention.choice import LayerRules, MemberChoice, choose_member
 from torch_ops.attention.prepared import PreparedAttention, prepare
 from torch_ops.declarations import _attention
-from torch_ops.errors import BackendUnavailableError, CaptureError, NotPreparedError
+from torch_ops.errors import (
+    BackendUnavailableError,
+    CaptureError,
+    KernelLoadError,
+    NotPreparedError,
+)
 
 __all__ = ["Cache", "Configuration", "run_layer"]
 
@@ -131,19 +136,27 @@ class Configuration:
         scope = policy.current_scope()
         self.cache.note((device, dtype))
         choice = choose_member(self.cache.rules, self.override, scope, device, dtype)
-        prepared = self.cache.prepare(choice.member, device, dtype)
+        try:
+            prepared = self.cache.prepare(choice.member, device, dtype)
+        except KernelLoadError as error:
+            if choice.source != "declared":
+                raise _refused(choice, f"loading it failed: {error}") from error
+            return self._resolve(device, dtype)  # a reason against it now: another one is chosen
         if prepared.backend is not choice.member:
-            reason = f"resolved to {prepared.backend.value!r}"
-            raise BackendUnavailableError(
-                f"Attention backend {choice.member.value!r}, chosen by {choice.source}, {reason}; "
-                "refusing it instead of silently falling back",
-                op="attention",
-                backend=choice.member.value,
-                reasons=(reason,),
-            )
+            raise _refused(choice, f"resolved to {prepared.backend.value!r}")
         if not tracing.active():
             return prepared.run
         return _traced(prepared, choice)
+
+
+def _refused(choice: MemberChoice, reason: str) -> BackendUnavailableError:
+    return BackendUnavailableError(
+        f"Attention backend {choice.member.value!r}, chosen by {choice.source}, {reason}; "
+        "refusing it instead of silently falling back",
+        op="attention",
+        backend=choice.member.value,
+        reasons=(reason,),
+    )
 
 
 def _traced(prepared: PreparedAttention, choice: MemberChoice) -> _Run:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from torch_ops import policy
+from torch_ops import once, policy
 from torch_ops.attention.backend import AttentionBackend, provider_of
 from torch_ops.backend import Backend
+from torch_ops.errors import KernelLoadError
 from torch_ops.platform import Platform, rejection
 
 __all__ = ["AttentionSpec", "PreparedAttention", "prepare", "reasons_against"]
@@ -94,8 +95,28 @@ def prepare(
     """Have a backend prepare a family and run it once on a few zeros.
 
     Raises:
-        Exception: whatever the backend raises; the caller turns it into a reason.
+        KernelLoadError: its code can't be loaded or compiled: a reason against it from now on.
+        Exception: whatever else the backend raises; the caller turns it into a reason.
     """
+    try:
+        return _prepare(member, spec, device, dtype)
+    except Exception as error:
+        reason = once.load_failure(error)
+        if reason is None:
+            raise
+        once.fail(_key(member, spec, device, dtype), reason)
+        raise KernelLoadError(reason) from error
+
+
+def _key(
+    member: AttentionBackend, spec: AttentionSpec, device: torch.device, dtype: torch.dtype
+) -> Hashable:
+    return ("attention layer", member, spec, device, dtype)
+
+
+def _prepare(
+    member: AttentionBackend, spec: AttentionSpec, device: torch.device, dtype: torch.dtype
+) -> PreparedAttention:
     package = provider_of(member)
     if package is None:
         raise LookupError(f"no installed backend serves {member.value!r}")
