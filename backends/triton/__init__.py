@@ -1,0 +1,34 @@
+"""Own kernels, written in Triton: for NVIDIA and AMD GPUs, and for the interpreter on a CPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+
+from torch_ops.platform import Platform, Requirement
+
+__all__ = ["available", "requires"]
+
+_INTERPRETED = os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "yes", "on", "y")
+
+
+class _Interpreter(Requirement):
+    """A CPU, where Triton was told to interpret kernels before it was imported."""
+
+    def rejects(self, platform: Platform) -> str | None:
+        if platform.device == "cpu" and not _INTERPRETED:
+            return (
+                "on a CPU Triton kernels run in its interpreter alone, for tests "
+                "(set TRITON_INTERPRET=1 before Python starts)"
+            )
+        return super().rejects(platform)
+
+
+requires = frozenset({Requirement.cuda(min_arch=(8, 0)), Requirement.rocm(), _Interpreter("cpu")})
+
+
+def available() -> str | None:
+    """Triton is an optional dependency; every version that supported torch releases pin will do."""
+    if importlib.util.find_spec("triton") is None:
+        return "not installed: no module named 'triton'; install it: pip install triton"
+    return None

@@ -1,0 +1,119 @@
+"""Gated activations: ``y = act(gate) * value``, both in one row of x."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import triton.language as tl
+from torch import Tensor
+
+from ._launch import Variant, device_function, kernel
+from ._rows import Rows, as_rows, lane_of, offset, power_of_two
+
+__all__ = ["GELU", "GELU_TANH", "SILU", "gated"]
+
+SILU, GELU, GELU_TANH = 0, 1, 2
+
+
+@device_function
+def _sigmoid(x: Any) -> Any:
+    """Neither overflow nor cancellation: the exponential is of ``-|x|``."""
+    falling = tl.exp(-tl.abs(x))
+    return tl.where(x >= 0, 1.0, falling) / (1.0 + falling)
+
+
+@device_function
+def _activated(g: Any, ACTIVATION: tl.constexpr) -> Any:
+    if ACTIVATION == 0:
+        g *= _sigmoid(g)
+    elif ACTIVATION == 1:
+        g *= 0.5 * (1.0 + tl.erf(g * 0.7071067811865476))
+    else:  # (1 + tanh z) / 2 is the sigmoid of 2 z
+        g *= _sigmoid(1.5957691216057308 * (g + 0.044715 * g * g * g))
+    return g
+
+
+@kernel()
+def _gate(
+    x: Any, y: Any,
+    rows: tl.int64, lanes: tl.int32, pieces: tl.int32,
+    x_step: tl.int64, x_outer: tl.int64, inner: tl.int64,
+    ACTIVATION: tl.constexpr, NESTED: tl.constexpr, LANE: tl.constexpr,
+    BLOCK: tl.constexpr, ROWS: tl.constexpr, LOAD: tl.constexpr, STORE: tl.constexpr,
+) -> None:  # fmt: skip
+    """Write BLOCK columns of ROWS rows."""
+    wide: tl.constexpr = tl.float64 if x.dtype.element_ty == tl.float64 else tl.float32
+    row = (tl.program_id(0) // pieces).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    cols = tl.program_id(0) % pieces * BLOCK + tl.arange(0, BLOCK)[None, :]
+    columns = lanes * LANE
+    mask = cols < columns
+    if ROWS > 1:
+        mask &= row < rows
+    gate = x + offset(row, x_step, x_outer, inner, LANE, NESTED) + cols
+    g = tl.load(gate, mask, other=0.0, eviction_policy=LOAD).to(wide)
+    v = tl.load(gate + columns, mask, other=0.0, eviction_policy=LOAD).to(wide)
+    result = (_activated(g, ACTIVATION) * v).to(y.dtype.element_ty)
+    tl.store(y + row * lanes * LANE + cols, result, mask, eviction_policy=STORE)
+
+
+class Config(NamedTuple):
+    """How rows are cut into tiles.
+
+    Attributes:
+        block: Columns of a tile, a power of two.
+        rows: Rows of a tile.
+        threads: Threads of one program.
+        load, store: Eviction policies.
+    """
+
+    block: int
+    rows: int
+    threads: int
+    load: str = ""
+    store: str = ""
+
+
+def config(columns: int, itemsize: int) -> Config:
+    """Choose by the length of an output row: 16 bytes of gate and of value a thread."""
+    tile = 2048 // itemsize
+    block = min(power_of_two(columns), tile)
+    return Config(block, tile // block, 128, load="evict_first")
+
+
+class _Plan(NamedTuple):
+    variant: Variant
+    rows: int
+    pieces: int
+
+
+_plans: dict[Any, _Plan] = {}
+
+
+def gated(x: Tensor, activation: int) -> Tensor:
+    """Multiply the activated first half of each row by the second half."""
+    columns = x.shape[-1] // 2
+    if not x.numel():
+        return x.new_empty((*x.shape[:-1], columns))
+    y = torch.empty((*x.shape[:-1], columns), dtype=x.dtype, device=x.device)
+    rows = as_rows((x,), lane_of(columns, x.element_size()))
+    key = (x.dtype, columns, rows.lane, rows.inner > 0, activation, x.get_device())
+    plan = _plans.get(key)
+    if plan is None:
+        plan = _plans.setdefault(key, _plan(rows, columns, activation))
+    plan.variant(
+        -(-rows.count // plan.rows) * plan.pieces,
+        (rows.tensors[0], y),
+        (rows.count, rows.lanes // 2, plan.pieces, rows.step[0], rows.outer[0], rows.inner),
+    )
+    return y
+
+
+def _plan(rows: Rows, columns: int, activation: int) -> _Plan:
+    x = rows.tensors[0]
+    chosen = config(columns, x.element_size())
+    constants = (
+        activation, rows.inner > 0, rows.lane, chosen.block, chosen.rows, chosen.load, chosen.store,
+    )  # fmt: skip
+    variant = _gate.variant(constants, chosen.threads, x.get_device(), aligned=rows.lane > 1)
+    return _Plan(variant, chosen.rows, -(-columns // chosen.block))

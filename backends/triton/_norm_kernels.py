@@ -1,0 +1,216 @@
+"""Normalizations of rows: RMS and layer norm, with or without a residual that is added first.
+
+`whole` keeps rows in registers, `looped` walks rows that are too long for that, and `stats` with
+`apply` split few long rows over several programs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton.language as tl
+
+from ._launch import device_function, kernel
+from ._rows import offset
+
+__all__ = ["apply", "looped", "stats", "whole"]
+
+
+@device_function
+def _add(v: Any, r: Any, at: Any, mask: Any, LOAD: tl.constexpr) -> Any:
+    """Add the residual and round as it will be stored: the norm is that of the rounded sum."""
+    wide = v.dtype
+    other = tl.load(r + at, mask, other=0.0, eviction_policy=LOAD).to(wide)
+    return (v + other).to(r.dtype.element_ty).to(wide)
+
+
+@device_function
+def _inverse_root(x: Any) -> Any:
+    if x.dtype == tl.float64:
+        root = 1.0 / tl.sqrt(x)
+    else:
+        root = tl.rsqrt(x)
+    return root
+
+
+@device_function
+def _gain(w: Any, cols: Any, mask: Any, wide: tl.constexpr, ONE_PLUS: tl.constexpr) -> Any:
+    gain = tl.load(w + cols, mask, other=0.0, eviction_policy="evict_last").to(wide)
+    if ONE_PLUS:
+        gain += 1.0
+    return gain
+
+
+@device_function
+def _shift(b: Any, cols: Any, mask: Any, wide: tl.constexpr) -> Any:
+    return tl.load(b + cols, mask, other=0.0, eviction_policy="evict_last").to(wide)
+
+
+@kernel()
+def whole(
+    x: Any, r: Any, w: Any, b: Any, y: Any, s: Any,
+    rows: tl.int64, lanes: tl.int32, x_step: tl.int64, x_outer: tl.int64,
+    r_step: tl.int64, r_outer: tl.int64, inner: tl.int64, eps: tl.float64,
+    CENTER: tl.constexpr, ONE_PLUS: tl.constexpr, IN_PLACE: tl.constexpr, NESTED: tl.constexpr,
+    LANE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr,
+    LOAD: tl.constexpr, STORE: tl.constexpr,
+) -> None:  # fmt: skip
+    """Normalize ROWS rows at a time, each read once; weight and bias stay in registers."""
+    wide: tl.constexpr = tl.float64 if x.dtype.element_ty == tl.float64 else tl.float32
+    columns = lanes * LANE
+    cols = tl.arange(0, BLOCK)[None, :]
+    inside = cols < columns
+    if w is not None:
+        gain = _gain(w, cols, inside, wide, ONE_PLUS)
+    if b is not None:
+        shift = _shift(b, cols, inside, wide)
+    count = columns.to(wide)
+    added = tl.full([1, 1], eps, wide)
+    tiles = tl.cdiv(rows, ROWS)
+    first = tl.program_id(0).to(tl.int64)
+    for tile in tl.range(first, tiles, tl.num_programs(0), num_stages=STAGES):
+        row = tile * ROWS + tl.arange(0, ROWS)[:, None]
+        mask = inside
+        if ROWS > 1:
+            mask = inside & (row < rows)
+        x_at = offset(row, x_step, x_outer, inner, LANE, NESTED) + cols
+        target = row * lanes * LANE + cols
+        v = tl.load(x + x_at, mask, other=0.0, eviction_policy=LOAD).to(wide)
+        if r is not None:
+            r_at = offset(row, r_step, r_outer, inner, LANE, NESTED) + cols
+            v = _add(v, r, r_at, mask, LOAD)
+            s_at = r_at if IN_PLACE else target
+            tl.store(s + s_at, v.to(s.dtype.element_ty), mask, eviction_policy=STORE)
+        if CENTER:
+            v = tl.where(mask, v - tl.sum(v, 1, keep_dims=True) / count, 0.0)
+        v *= _inverse_root(tl.sum(v * v, 1, keep_dims=True) / count + added)
+        if w is not None:
+            v *= gain
+        if b is not None:
+            v += shift
+        y_at = x_at if IN_PLACE else target
+        tl.store(y + y_at, v.to(y.dtype.element_ty), mask, eviction_policy=STORE)
+
+
+@kernel()
+def looped(
+    x: Any, r: Any, w: Any, b: Any, y: Any, s: Any,
+    rows: tl.int64, lanes: tl.int32, x_step: tl.int64, x_outer: tl.int64,
+    r_step: tl.int64, r_outer: tl.int64, inner: tl.int64, eps: tl.float64,
+    CENTER: tl.constexpr, ONE_PLUS: tl.constexpr, IN_PLACE: tl.constexpr, NESTED: tl.constexpr,
+    LANE: tl.constexpr, BLOCK: tl.constexpr,
+) -> None:  # fmt: skip
+    """Normalize one row in pieces; it is read again from the cache."""
+    wide: tl.constexpr = tl.float64 if x.dtype.element_ty == tl.float64 else tl.float32
+    columns = lanes * LANE
+    count = columns.to(wide)
+    added = tl.full([1], eps, wide)
+    row = tl.program_id(0).to(tl.int64)
+    x_row = x + offset(row, x_step, x_outer, inner, LANE, NESTED)
+    y_row = y + row * lanes * LANE
+    if IN_PLACE:
+        y_row = y + offset(row, x_step, x_outer, inner, LANE, NESTED)
+    if r is not None:
+        r_at = offset(row, r_step, r_outer, inner, LANE, NESTED)
+        s_at = r_at if IN_PLACE else row * lanes * LANE
+    total = tl.zeros([BLOCK], wide)
+    for begin in range(0, columns, BLOCK):
+        cols = begin + tl.arange(0, BLOCK)
+        mask = cols < columns
+        v = tl.load(x_row + cols, mask, other=0.0).to(wide)
+        if r is not None:
+            v = _add(v, r, r_at + cols, mask, "evict_first")
+            tl.store(s + s_at + cols, v.to(s.dtype.element_ty), mask)
+        total += v if CENTER else v * v
+    v_row = x_row if r is None else s + s_at
+    mean = tl.sum(total) / count
+    if CENTER:
+        total = tl.zeros([BLOCK], wide)
+        for begin in range(0, columns, BLOCK):
+            cols = begin + tl.arange(0, BLOCK)
+            mask = cols < columns
+            v = tl.load(v_row + cols, mask, other=0.0).to(wide)
+            v = tl.where(mask, v - mean, 0.0)
+            total += v * v
+    inverse = _inverse_root(tl.sum(total) / count + added)
+    for begin in range(0, columns, BLOCK):
+        cols = begin + tl.arange(0, BLOCK)
+        mask = cols < columns
+        v = tl.load(v_row + cols, mask, other=0.0, eviction_policy="evict_first").to(wide)
+        if CENTER:
+            v -= mean
+        v *= inverse
+        if w is not None:
+            v *= _gain(w, cols, mask, wide, ONE_PLUS)
+        if b is not None:
+            v += _shift(b, cols, mask, wide)
+        tl.store(y_row + cols, v.to(y.dtype.element_ty), mask)
+
+
+@kernel()
+def stats(
+    x: Any, r: Any, s: Any, partial: Any,
+    lanes: tl.int32, pieces: tl.int32, x_step: tl.int64, x_outer: tl.int64,
+    r_step: tl.int64, r_outer: tl.int64, inner: tl.int64,
+    CENTER: tl.constexpr, IN_PLACE: tl.constexpr, NESTED: tl.constexpr,
+    LANE: tl.constexpr, BLOCK: tl.constexpr,
+) -> None:  # fmt: skip
+    """Reduce one piece of one row: to its mean and the sum of squares about it."""
+    wide: tl.constexpr = tl.float64 if x.dtype.element_ty == tl.float64 else tl.float32
+    columns = lanes * LANE
+    row = tl.program_id(0).to(tl.int64) // pieces
+    begin = tl.program_id(0) % pieces * BLOCK
+    cols = begin + tl.arange(0, BLOCK)
+    mask = cols < columns
+    v = tl.load(x + offset(row, x_step, x_outer, inner, LANE, NESTED) + cols, mask, other=0.0)
+    v = v.to(wide)
+    if r is not None:
+        r_at = offset(row, r_step, r_outer, inner, LANE, NESTED)
+        v = _add(v, r, r_at + cols, mask, "evict_first")
+        s_at = r_at if IN_PLACE else row * lanes * LANE
+        tl.store(s + s_at + cols, v.to(s.dtype.element_ty), mask)
+    target = partial + tl.program_id(0).to(tl.int64) * 2
+    mean = 0.0
+    if CENTER:
+        mean = tl.sum(v) / tl.minimum(columns - begin, BLOCK).to(wide)
+        v = tl.where(mask, v - mean, 0.0)
+        tl.store(target, mean)
+    tl.store(target + 1, tl.sum(v * v))
+
+
+@kernel()
+def apply(
+    v: Any, w: Any, b: Any, y: Any, partial: Any,
+    lanes: tl.int32, pieces: tl.int32, v_step: tl.int64, v_outer: tl.int64,
+    y_step: tl.int64, y_outer: tl.int64, inner: tl.int64, eps: tl.float64,
+    CENTER: tl.constexpr, ONE_PLUS: tl.constexpr, NESTED: tl.constexpr,
+    LANE: tl.constexpr, BLOCK: tl.constexpr, PIECES: tl.constexpr,
+) -> None:  # fmt: skip
+    """Normalize one piece of one row by the statistics of all its pieces."""
+    wide: tl.constexpr = tl.float64 if v.dtype.element_ty == tl.float64 else tl.float32
+    columns = lanes * LANE
+    count = columns.to(wide)
+    added = tl.full([1], eps, wide)
+    row = tl.program_id(0).to(tl.int64) // pieces
+    begin = tl.program_id(0) % pieces * BLOCK
+    cols = begin + tl.arange(0, BLOCK)
+    mask = cols < columns
+    v_at = offset(row, v_step, v_outer, inner, LANE, NESTED)
+    x = tl.load(v + v_at + cols, mask, other=0.0).to(wide)
+    piece = tl.arange(0, PIECES)
+    source = partial + (row * pieces + piece) * 2
+    squares = tl.load(source + 1, piece < pieces, other=0.0)
+    if CENTER:
+        size = tl.minimum(columns - piece * BLOCK, BLOCK).to(wide)
+        means = tl.load(source, piece < pieces, other=0.0)
+        mean = tl.sum(tl.where(piece < pieces, means * size, 0.0)) / count
+        squares += tl.where(piece < pieces, size * (means - mean) * (means - mean), 0.0)
+        x -= mean
+    x *= _inverse_root(tl.sum(squares) / count + added)
+    if w is not None:
+        x *= _gain(w, cols, mask, wide, ONE_PLUS)
+    if b is not None:
+        x += _shift(b, cols, mask, wide)
+    y_at = offset(row, y_step, y_outer, inner, LANE, NESTED)
+    tl.store(y + y_at + cols, x.to(y.dtype.element_ty), mask)
+
