@@ -16,13 +16,17 @@ from torch_ops.declare import Declaration
 __all__ = ["publish"]
 
 _TEMPLATE = """
-def make(_Tensor, _default, _named, _refuse):
+def make(_Tensor, _Backend, _default, _named, _refuse, _refuse_backend):
     def {name}({parameters}, *, backend=None):
         if {not_tensors}:
             _refuse({arguments})
         if backend is None:
             return _default({arguments})
-        return _named({arguments}, backend if isinstance(backend, str) else backend.value)
+        if isinstance(backend, str):
+            return _named({arguments}, backend)
+        if isinstance(backend, _Backend):
+            return _named({arguments}, backend.value)
+        _refuse_backend(backend)
     return {name}
 """
 
@@ -51,7 +55,14 @@ def publish(declaration: Declaration) -> None:
     packet = getattr(torch.ops.torch_ops, declaration.name)
     made: dict[str, Any] = {}
     exec(compile(source, f"<torch_ops.ops.{declaration.name}>", "exec"), globals(), made)
-    function = made["make"](Tensor, packet.default, packet.backend, _refuser(declaration))
+    function = made["make"](
+        Tensor,
+        Backend,
+        packet.default,
+        packet.backend,
+        _refuser(declaration),
+        _backend_refuser(declaration.name),
+    )
     function.__module__ = ops.__name__
     function.__doc__ = declaration.reference.__doc__
     function.__signature__ = _with_backend(declaration.signature)
@@ -81,6 +92,16 @@ def _refuser(declaration: Declaration) -> Callable[..., NoReturn]:
                     f"received {type(value).__name__}"
                 )
         raise AssertionError("called with tensors only")
+
+    return refuse
+
+
+def _backend_refuser(op: str) -> Callable[[object], NoReturn]:
+    def refuse(backend: object) -> NoReturn:
+        raise TypeError(
+            f"op {op!r}: argument 'backend' must be a Backend or str, "
+            f"received {type(backend).__name__}"
+        )
 
     return refuse
 

@@ -184,7 +184,7 @@ def op(
     local_names = dict(sys._getframe(1).f_locals)
 
     def declare(function: Callable[..., Any]) -> Declaration:
-        from torch_ops import runtime
+        from torch_ops import discovery, runtime
 
         signature = schemas.resolve_annotations(function, local_names)
         declaration = Declaration(function, contract, dtypes, mutates, order or {}, signature)
@@ -193,6 +193,7 @@ def op(
             return _same_or_refuse(first, declaration)
         runtime.register(declaration)
         declared[declaration.name] = declaration
+        discovery.serve(declaration.name)
         return declaration
 
     return declare

@@ -11,14 +11,19 @@ import importlib.util
 import logging
 import pkgutil
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 from torch_ops.backend import Backend
-from torch_ops.errors import PluginConflictError, RegistrationConflictError
+from torch_ops.errors import PluginConflictError
 from torch_ops.platform import Requirement
 
-__all__ = ["BackendPackage", "load", "package", "packages", "plugin_names", "rescan"]
+if TYPE_CHECKING:
+    from torch_ops.spec import KernelSpec
+
+__all__ = ["BackendPackage", "load", "package", "packages", "plugin_names", "rescan", "serve"]
 
 GROUP = "torch_ops.backends"
 _log = logging.getLogger(__name__)
@@ -157,41 +162,54 @@ def load() -> None:
             return
         _loading = True
         try:
-            for found in packages().values():
-                Backend._add(found.name)
-                _register(found)
+            _exchange(frozenset())
             _loaded = True
         finally:
             _loading = False
 
 
-def _register(found: BackendPackage) -> None:
-    from torch_ops.declarations import catalogue
+def serve(op: str) -> None:
+    """Register the kernels of an op that is declared after the backends were loaded."""
     from torch_ops.registry import registry
-    from torch_ops.spec import KernelSpec
 
-    for op in catalogue():
-        if op in found.modules:
-            spec = KernelSpec(op, found.name, f"{found.module}.{op}:{op}", found.requires)
-            try:
-                registry._add(spec, found.distributions[0])
-            except RegistrationConflictError as error:
-                _log.info("%s", error)
+    if _loaded:
+        registry._exchange(frozenset(), _kernels([op]))
 
 
 def rescan() -> None:
-    """Look for entry points and packages anew; kernels registered by hand stay."""
-    global _names, _packages, _loaded
-    from torch_ops.registry import registry
+    """Look for entry points and packages anew; kernels registered by hand stay.
+
+    Other threads see the kernels of before or of after, never fewer.
+    """
+    global _names, _packages
+    from torch_ops.declarations import catalogue
 
     load()
     with _lock:
-        for found in packages().values():
-            for op in found.modules.intersection(registry.ops()):
-                for spec in registry.get(op):
-                    if spec.target == f"{found.module}.{op}:{op}":
-                        registry._remove(spec)
+        before = frozenset(_kernels(catalogue()))
         _names = _packages = None
-        _loaded = False
         importlib.invalidate_caches()
-        load()
+        _exchange(before)
+
+
+def _exchange(before: frozenset[KernelSpec]) -> None:
+    from torch_ops.declarations import catalogue
+    from torch_ops.registry import registry
+
+    for name in packages():
+        Backend._add(name)
+    registry._exchange(before, _kernels(catalogue()))
+
+
+def _kernels(ops: Iterable[str]) -> dict[KernelSpec, str]:
+    """Give the kernels that the installed backends have for these ops, with their distribution."""
+    from torch_ops.spec import KernelSpec
+
+    return {
+        KernelSpec(op, found.name, f"{found.module}.{op}:{op}", found.requires): (
+            found.distributions[0]
+        )
+        for found in packages().values()
+        for op in ops
+        if op in found.modules
+    }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from contextvars import ContextVar, Token
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -57,6 +57,7 @@ class Choice(NamedTuple):
 
 _lock = threading.RLock()
 _scope: ContextVar[Scope | None] = ContextVar("torch_ops_scope", default=None)
+_outer: ContextVar[tuple[Scope | None, ...]] = ContextVar("torch_ops_outer_scopes", default=())
 _interned: dict[Any, Scope] = {}
 _process: list[Choices] = []
 _environment: environment.Environment | None = None
@@ -112,12 +113,18 @@ def env() -> environment.Environment:
         UnknownVariableError: see `torch_ops.environment.read`.
     """
     global _environment
-    if _environment is None:
+    parsed = _environment
+    if parsed is None:
         from torch_ops.declarations import catalogue
         from torch_ops.registry import registry
 
-        _environment = environment.read({*registry.ops(), *catalogue()})
-    return _environment
+        known = {*registry.ops(), *catalogue()}
+        made_in = generation
+        parsed = environment.read(known)
+        with _lock:
+            if generation == made_in:  # else a refresh came in between: what was read may be old
+                _environment = parsed
+    return parsed
 
 
 def forget_environment() -> None:
@@ -176,19 +183,23 @@ def _intern(choices: Choices, debugging: bool) -> Scope:
 
 
 class _Scoped:
-    """A context manager that lays a change over the present scope; nestable and reusable."""
+    """A context manager that lays a change over the present scope; nestable and reusable.
+
+    One object may be entered by several threads and tasks: what it is to put back is kept in each
+    one's own context.
+    """
 
     def __init__(self, change: Callable[[Scope], tuple[Choices, bool]]) -> None:
         self._change = change
-        self._tokens: list[Token[Scope | None]] = []
 
     def __enter__(self) -> None:
-        _refuse_in_traced_code("a scope")
+        refuse_in_traced_code("a scope")
         outer = _scope.get() or _EMPTY
         inner = _intern(*self._change(outer))
         if inner.choices != outer.choices:
             _refuse_when_frozen()
-        self._tokens.append(_scope.set(inner))
+        _outer.set((*_outer.get(), _scope.get()))
+        _scope.set(inner)
 
     def __exit__(
         self,
@@ -196,13 +207,16 @@ class _Scoped:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        _scope.reset(self._tokens.pop())
+        *below, outer = _outer.get()
+        _outer.set(tuple(below))
+        _scope.set(outer)
 
 
 _EMPTY = _intern(Choices(), False)
 
 
-def _refuse_in_traced_code(what: str) -> None:
+def refuse_in_traced_code(what: str) -> None:
+    """Raise where Dynamo traces: it follows no ContextVar, so nothing can be chosen there."""
     if torch.compiler.is_compiling():
         raise TorchOpsError(
             f"torch_ops: {what} can't be entered inside code that torch.compile traces; pass "
@@ -224,7 +238,7 @@ def use_backend(backend: Backend | str | None = None, /, **per_op: Backend | str
         UnknownOpError: an op's name is unknown.
         ValueError: a backend's name is unknown.
     """
-    _refuse_in_traced_code("use_backend")
+    refuse_in_traced_code("use_backend")
     chosen = _make_choices(backend, per_op, clearing=False)
     return _Scoped(lambda outer: (chosen.over(outer.choices), outer.debug))
 
@@ -250,7 +264,7 @@ def set_backend(
         UnknownOpError: an op's name is unknown.
         ValueError: a backend's name is unknown.
     """
-    _refuse_in_traced_code("set_backend")
+    refuse_in_traced_code("set_backend")
     _refuse_when_frozen()
     layer = replace(_make_choices(backend, per_op, clearing=True))
     with _lock:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Set
 
 from torch_ops.backend import Backend
 from torch_ops.errors import RegistrationConflictError, UnknownBackendError, listing, nearest
 from torch_ops.spec import KernelSpec
 
 __all__ = ["KernelRegistry", "register_kernel", "registry"]
+
+_log = logging.getLogger(__name__)
 
 
 class KernelRegistry:
@@ -97,6 +100,18 @@ class KernelRegistry:
             if not self._specs[spec.op]:
                 del self._specs[spec.op]
             self._changed()
+
+    def _exchange(self, old: Set[KernelSpec], new: Mapping[KernelSpec, str]) -> None:
+        """Remove and add specs in one step; one that clashes with a registered one is left out."""
+        with self._lock:
+            for spec in old - new.keys():
+                if self._specs.get(spec.op, {}).get(spec.backend) == spec:
+                    self._remove(spec)
+            for spec, site in new.items():
+                try:
+                    self._add(spec, site)
+                except RegistrationConflictError as error:
+                    _log.info("%s", error)
 
     def get(self, op: str) -> list[KernelSpec]:
         """List the kernels of an op in order of registration; ``[]`` if it is unknown."""

@@ -60,7 +60,7 @@ def install(
     below the operator, as it is in compiled graphs: products inside would be made in half
     precision, and in eager code alone.
     """
-    _library._register_fake(overload, fake, _stacklevel=0)
+    _library._register_fake(overload, fake, _stacklevel=0, allow_override=True)
     for key, kernel in zip(_DEVICE_KEYS, kernels, strict=True):
         dynamo.skip(kernel.__code__)
         _library.impl(overload, kernel, key)
@@ -69,7 +69,7 @@ def install(
     for key in _AUTOCAST_KEYS:
         _library.impl(overload, _below_autocast(overload), key)
     if mutates:
-        _library.impl(overload, fallthrough_kernel, "ADInplaceOrView")
+        _library.impl(overload, fallthrough_kernel, "ADInplaceOrView", allow_override=True)
 
 
 def _below_autocast(overload: str) -> Callable[..., Any]:
@@ -208,11 +208,12 @@ _fingerprints: dict[int, str] = {}
 
 def fingerprint() -> str:
     """Give the registry's fingerprint, computed once a generation."""
-    made = _fingerprints.get(policy.generation)
+    generation = policy.generation
+    made = _fingerprints.get(generation)
     if made is None:
         made = registry.fingerprint()
         _fingerprints.clear()
-        _fingerprints[policy.generation] = made
+        _fingerprints[generation] = made
     return made
 
 

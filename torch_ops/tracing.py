@@ -94,6 +94,7 @@ def trace() -> Iterator[Trace]:
     """
     from torch_ops import policy
 
+    policy.refuse_in_traced_code("trace")
     opened = Trace()
     with _lock:
         _active.append(opened)

@@ -15,6 +15,7 @@ import torch_ops
 from torch_ops import declare, policy
 
 from . import plugins
+from .toy import PACKAGE, Toy, declare_toy
 
 Install = Callable[..., dict[str, str]]
 Python = Callable[..., str]
@@ -53,6 +54,27 @@ def declaring() -> Iterator[None]:
     for name in set(declare.declared) - before:
         del declare.declared[name]
         delattr(torch_ops.ops, name)
+    policy.invalidate()
+
+
+@pytest.fixture(scope="session")
+def _toy_declaration() -> tuple[declare.Declaration, object]:
+    declaration = declare_toy()
+    return declaration, vars(torch_ops.ops).pop(declare.declared.pop("toy").name)
+
+
+@pytest.fixture
+def toy(_toy_declaration: tuple[declare.Declaration, object], restored: None) -> Iterator[Toy]:
+    """An op without kernels, to which the test adds some; gone after the test."""
+    declaration, function = _toy_declaration
+    declare.declared["toy"] = declaration
+    vars(torch_ops.ops)["toy"] = function
+    policy.invalidate()
+    yield Toy()
+    del declare.declared["toy"]
+    del vars(torch_ops.ops)["toy"]
+    for name in [name for name in sys.modules if name.split(".")[0] == PACKAGE]:
+        del sys.modules[name]
     policy.invalidate()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import inspect
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ from torch._subclasses import FakeTensorMode
 import torch_ops
 from torch_ops import DeclarationError, KernelSpec, contracts, declare, ops
 from torch_ops.declarations import catalogue
+
+from .conftest import Install
 
 pytestmark = pytest.mark.usefixtures("declaring")
 CONTRACT = contracts.Contract()
@@ -94,6 +97,21 @@ def test_declare_use_and_add_a_backend() -> None:
     torch.library.opcheck(torch.ops.torch_ops.test_declare_doubled.default, (x, 3))
     torch.library.opcheck(torch.ops.torch_ops.test_declare_doubled.backend, (x, 3, "torch"))
     assert "test_declare_doubled" in catalogue()
+
+
+def test_a_backend_serves_ops_that_are_declared_later(install: Install, tmp_path: Path) -> None:
+    """The kernels of an installed backend are found, whichever came first."""
+    install("acme")
+    module = tmp_path / "site" / "torch_ops_acme" / "test_declare_late.py"
+    module.write_text("def test_declare_late(x):\n    return x + 4\n")
+    torch_ops.refresh()
+
+    @declare.op(contract=CONTRACT)
+    def test_declare_late(x: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    assert [b.value for b in ops.test_declare_late.backends()] == ["acme"]
+    assert ops.test_declare_late(torch.zeros(2), backend="acme").eq(4).all()
 
 
 def test_without_checks_every_call_is_legal() -> None:
