@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_ops import kernels, policy, tracing
+from torch_ops import kernels, once, policy, tracing
 from torch_ops.errors import BackendUnavailableError, DeclarationError, TorchOpsError
 from torch_ops.kernels import Kernel
+from torch_ops.once import KernelLoadError
 from torch_ops.selector import Candidate, Plan, none_usable, unavailable
 
 __all__ = ["bind"]
@@ -19,22 +20,24 @@ __all__ = ["bind"]
 _is_alias_of = torch._C._is_alias_of  # type: ignore[attr-defined]
 _log = logging.getLogger(__name__)
 _logged: set[tuple[str, str, str]] = set()
+_FAILED = "loading it failed: "
 
 
 def bind(plan: Plan, *, debugging: bool) -> tuple[Callable[..., Any], bool]:
     """Load a plan's kernels.
 
     Returns:
-        A function of the call's arguments, and whether it may serve later calls too: not before
-        its kernels have run once.
+        A function of the call's arguments, and whether it may serve later calls too: a kernel
+        that takes every legal call is bound anew, by itself, once it has run.
     """
     chain, skipped = _load(plan)
     _log_skipped(plan, skipped)
     last = chain[-1]
-    if len(chain) == 1 and last.supports is None and last.verified and not tracing.active():
+    alone = len(chain) == 1 and last.supports is None
+    if alone and last.verified and not tracing.active():
         run, lasting = last.function, True
     else:
-        run, lasting = _run_chain(plan, chain, skipped), all(k.verified for k in chain)
+        run, lasting = _run_chain(plan, chain, skipped), last.verified or not alone
     if debugging:
         run = _debugged(plan.op, run)
     return run, lasting
@@ -74,10 +77,10 @@ def _run_chain(plan: Plan, chain: list[Kernel], skipped: list[Candidate]) -> Cal
             if reason is None:
                 try:
                     result = kernel.function(*args)
-                except BackendUnavailableError as error:  # raised before anything has started
-                    if plan.explicit:
+                except Exception as error:
+                    reason = _not_started(plan, kernel, error, args)
+                    if reason is None:
                         raise
-                    reason = "; ".join(error.reasons)
                 else:
                     kernel.verified = True
                     if tracing.active():
@@ -86,9 +89,44 @@ def _run_chain(plan: Plan, chain: list[Kernel], skipped: list[Candidate]) -> Cal
                         tracing.note(plan.op, kernel.spec.backend, plan.source, names)
                     return result
             refused.append((kernel, reason))
-        raise _nothing_ran(plan, refused, skipped, args)
+        rest = plan.specs[plan.specs.index(chain[-1].spec) + 1 :]
+        if not rest:
+            raise _nothing_ran(plan, refused, skipped, args)
+        # The last one takes every legal call, so those after it were left out; it didn't start.
+        later, _ = bind(plan._replace(specs=rest, skipped=_all(refused, skipped)), debugging=False)
+        return later(*args)
 
     return run
+
+
+def _all(
+    refused: Sequence[tuple[Kernel, str]], skipped: Sequence[Candidate]
+) -> tuple[Candidate, ...]:
+    judged = [
+        Candidate(kernel.spec.backend, False, (reason,), kernels.state(kernel.spec))
+        for kernel, reason in refused
+    ]
+    return (*judged, *skipped)
+
+
+def _not_started(plan: Plan, kernel: Kernel, error: Exception, args: Sequence[Any]) -> str | None:
+    """Give why a kernel didn't start, where another one may run instead; None to raise the error.
+
+    Raises:
+        BackendUnavailableError: its code can't be loaded, and somebody asked for this backend.
+    """
+    if isinstance(error, BackendUnavailableError):
+        return None if plan.explicit else "; ".join(error.reasons)
+    reason = once.load_failure(error)
+    if reason is None or (kernel.verified and not isinstance(error, KernelLoadError)):
+        return None
+    if not kernel.verified:
+        kernels.fail(kernel, reason)
+        policy.invalidate()
+    if plan.explicit:
+        choice = policy.Choice(kernel.spec.backend, plan.source)
+        raise unavailable(plan.op, choice, plan.platform, (_FAILED + reason,), args) from error
+    return _FAILED + reason
 
 
 def _nothing_ran(
@@ -101,11 +139,7 @@ def _nothing_ran(
         kernel, reason = refused[0]
         choice = policy.Choice(kernel.spec.backend, plan.source)
         return unavailable(plan.op, choice, plan.platform, (reason,), args)
-    judged = [
-        Candidate(kernel.spec.backend, False, (reason,), kernels.state(kernel.spec))
-        for kernel, reason in refused
-    ]
-    return none_usable(plan.op, plan.platform, [*judged, *skipped], args)
+    return none_usable(plan.op, plan.platform, _all(refused, skipped), args)
 
 
 def _log_skipped(plan: Plan, skipped: Sequence[Candidate]) -> None:

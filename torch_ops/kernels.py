@@ -11,11 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch_ops import discovery, dynamo
+from torch_ops import discovery, dynamo, once
 from torch_ops.errors import CaptureError, DeclarationError
+from torch_ops.once import KernelLoadError
 from torch_ops.spec import KernelSpec
 
-__all__ = ["Kernel", "failure", "load", "state"]
+__all__ = ["Kernel", "fail", "failure", "load", "state"]
 
 _log = logging.getLogger(__name__)
 _lock = threading.RLock()
@@ -154,19 +155,27 @@ def _type_name(annotation: Any) -> str:
 
 
 def _refuse_in_capture(spec: KernelSpec) -> None:
-    import torch
-
-    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+    if once.capturing():
         raise CaptureError(
             f"op {spec.op!r}, backend {spec.backend.value!r}: not loaded, and a stream is "
             f"capturing; prepare first: torch_ops.warmup({spec.op!r}, ...) before the capture"
         )
 
 
+def fail(kernel: Kernel, reason: str) -> None:
+    """Note that a kernel's code couldn't be loaded or compiled at its first run."""
+    with _lock:
+        _failures[kernel.spec] = KernelLoadError(reason)
+        _kernels.pop(kernel.spec, None)
+    _log.info("kernel %s failed at its first run: %s", kernel.spec.target, reason)
+
+
 def failure(spec: KernelSpec) -> str | None:
     """Give type and text of what loading raised, or None."""
     error = _failures.get(spec)
-    return None if error is None else f"{type(error).__name__}: {error}"
+    if error is None or isinstance(error, KernelLoadError):
+        return None if error is None else str(error)
+    return f"{type(error).__name__}: {error}"
 
 
 def refuse_mismatch(spec: KernelSpec) -> None:
@@ -209,3 +218,4 @@ def forget_failures() -> None:
     """Let failed kernels be tried again."""
     with _lock:
         _failures.clear()
+    once.forget_failures()

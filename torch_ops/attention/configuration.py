@@ -21,12 +21,8 @@ from torch_ops.attention.backend import AttentionBackend
 from torch_ops.attention.choice import LayerRules, MemberChoice, choose_member
 from torch_ops.attention.prepared import PreparedAttention, prepare
 from torch_ops.declarations import _attention
-from torch_ops.errors import (
-    BackendUnavailableError,
-    CaptureError,
-    KernelLoadError,
-    NotPreparedError,
-)
+from torch_ops.errors import BackendUnavailableError, CaptureError, NotPreparedError
+from torch_ops.once import KernelLoadError
 
 __all__ = ["Cache", "Configuration", "run_layer"]
 

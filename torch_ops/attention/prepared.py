@@ -14,7 +14,7 @@ from torch import Tensor
 from torch_ops import once, policy
 from torch_ops.attention.backend import AttentionBackend, provider_of
 from torch_ops.backend import Backend
-from torch_ops.errors import KernelLoadError
+from torch_ops.once import KernelLoadError
 from torch_ops.platform import Platform, rejection
 
 __all__ = ["AttentionSpec", "PreparedAttention", "prepare", "reasons_against"]
@@ -80,6 +80,9 @@ def reasons_against(
     static = package.problem or package.unavailable
     if static:
         reasons.append(static)
+    failed = once.failure(_key(member, spec, device, dtype))
+    if failed:
+        reasons.append(f"loading it failed: {failed}")
     if reasons:
         return tuple(reasons)
     try:
