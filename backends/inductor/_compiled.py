@@ -1,4 +1,4 @@
-"""Compiles an op's reference once per dtype, on rows flattened to two dimensions."""
+"""Compiles an op's reference once per class of calls, on rows flattened to two dimensions."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import os
 import shutil
 import threading
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx.experimental import _config as symbolic
 
 from torch_ops.declare import Declaration
 from torch_ops.errors import BackendUnavailableError
@@ -20,8 +21,10 @@ __all__ = ["compiled", "no_compiler"]
 
 _COMPILERS = ("g++", "clang++")
 _lock = threading.Lock()
-_functions: dict[tuple[str, torch.dtype], Callable[..., Any]] = {}
-_exhausted: dict[tuple[str, torch.dtype], str] = {}
+_Key = tuple[Any, ...]
+_functions: dict[_Key, Callable[..., Any]] = {}
+_exhausted: dict[_Key, str] = {}
+_VIEWS = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
 
 
 def compiled(
@@ -51,7 +54,7 @@ def compiled(
                 call[index] = call[index].contiguous()
         for index in row_indices:
             call[index] = call[index].view(-1, call[index].shape[-1])
-        result = _run(declaration, args[first].dtype, call)
+        result = _run(declaration, call)
         if not row_indices:
             return result
         if isinstance(result, Tensor):
@@ -59,7 +62,7 @@ def compiled(
         return tuple(output.view(*lead, output.shape[-1]) for output in result)
 
     def supports(*args: Any) -> str | None:
-        reason = _exhausted.get((declaration.name, args[first].dtype))
+        reason = _exhausted.get(_class_of(declaration, args)) if _exhausted else None
         if reason is None and args[first].device.type == "cpu":
             return no_compiler()
         return reason
@@ -77,16 +80,33 @@ def no_compiler() -> str | None:
     return f"no C++ compiler found (looked for $CXX, {', '.join(_COMPILERS)}); install g++"
 
 
-def _run(declaration: Declaration, dtype: torch.dtype, args: list[Any]) -> Any:
-    key = (declaration.name, dtype)
-    function = _functions.get(key) or _compile(declaration, key)
+def _class_of(declaration: Declaration, args: Sequence[Any]) -> _Key:
+    """Give what Dynamo compiles anew for: dtypes, sizes of one, absent tensors, signs, flags."""
+    return (declaration.name, *(_facts(value) for value in args))
+
+
+def _facts(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.dtype, tuple(size == 1 for size in value.shape)
+    if isinstance(value, float):  # an input of the graph, but for comparisons with zero
+        return value > 0
+    return value if value in (None, True, False, -1) else "int"
+
+
+def _run(declaration: Declaration, args: list[Any]) -> Any:
+    key = _class_of(declaration, args)
+    function = _functions.get(key)
     try:
         # One dispatch key set and grad mode for all callers: Dynamo compiles anew for each.
-        with torch.no_grad(), torch._C._AutoDispatchBelowAutograd():
-            return function(*args)
+        with (
+            torch.no_grad(),
+            torch._C._AutoDispatchBelowAutograd(),
+            torch._C._ExcludeDispatchKeyGuard(_VIEWS),
+        ):
+            return function(*args) if function is not None else _first_call(declaration, key, args)
     except torch._dynamo.exc.FailOnRecompileLimitHit as error:
         reason = (
-            f"the recompile limit of {declaration.name} for {dtype} is reached "
+            f"the recompile limit of {declaration.name} for such arguments is reached "
             f"({torch._dynamo.config.recompile_limit} graphs; raise "
             "torch._dynamo.config.recompile_limit before the first call)"
         )
@@ -99,18 +119,25 @@ def _run(declaration: Declaration, dtype: torch.dtype, args: list[Any]) -> Any:
         ) from error
 
 
-def _compile(declaration: Declaration, key: tuple[str, torch.dtype]) -> Callable[..., Any]:
-    """Give the reference a code object of its own: Dynamo counts recompiles by code object."""
-    with _lock:
+def _first_call(declaration: Declaration, key: _Key, args: list[Any]) -> Any:
+    """Compile a code object of the class's own: Dynamo counts recompiles by code object.
+
+    Sizes that happen to be equal in this call get symbols of their own all the same.
+    """
+    with _lock, symbolic.patch(use_duck_shape=False):  # type: ignore[attr-defined]
         if key not in _functions:
-            reference: Any = inspect.unwrap(declaration.reference)
-            name = f"{declaration.name}_{str(key[1]).removeprefix('torch.')}"
-            own = types.FunctionType(
-                reference.__code__.replace(co_name=name),
-                reference.__globals__,
-                name,
-                reference.__defaults__,
-                reference.__closure__,
-            )
-            _functions[key] = torch.compile(own, dynamic=True, fullgraph=True)
-    return _functions[key]
+            _functions[key] = _own(declaration, f"{declaration.name}_{len(_functions)}")
+        return _functions[key](*args)
+
+
+def _own(declaration: Declaration, name: str) -> Callable[..., Any]:
+    reference: Any = inspect.unwrap(declaration.reference)
+    own = types.FunctionType(
+        reference.__code__.replace(co_name=name),
+        reference.__globals__,
+        name,
+        reference.__defaults__,
+        reference.__closure__,
+    )
+    function: Callable[..., Any] = torch.compile(own, dynamic=True, fullgraph=True)
+    return function

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from torch_ops import checks
-from torch_ops.declarations._shared import upcast
+from torch_ops.declarations._shared import accumulation_dtype
 
 __all__ = ["check", "mask", "reference"]
 
@@ -38,7 +38,13 @@ def reference(
     """Attend in the accumulation dtype; gives ``[B, S, H, Dv]`` and the LSE ``[B, S, H]``."""
     batch, queries, heads, head_dim = q.shape
     keys, kv_heads = k.shape[1], k.shape[2]
-    wide_q, wide_k, wide_v = (upcast(t).transpose(1, 2) for t in (q, k, v))
+    # Copies: a BLAS result depends on the alignment of its operands, a view's may be any.
+    wide_q, wide_k, wide_v = (
+        t.to(
+            accumulation_dtype(t.dtype), copy=True, memory_format=torch.contiguous_format
+        ).transpose(1, 2)
+        for t in (q, k, v)
+    )
     wide_q = wide_q.reshape(batch, kv_heads, heads // max(kv_heads, 1), queries, head_dim)
     logits = wide_q @ wide_k.unsqueeze(2).transpose(-1, -2)
     logits = logits * (head_dim**-0.5 if scale is None else scale)
