@@ -7,8 +7,9 @@ import os
 import pty
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -117,15 +118,15 @@ def test_explain_the_backend_of_a_call(shell: Shell) -> None:
 
 
 def test_explain_what_would_raise(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCH_OPS_DISABLE", "rms_norm:torch,rms_norm:inductor")
+    backends = sorted(spec.backend.value for spec in torch_ops.registry.get("rms_norm"))
+    monkeypatch.setenv("TORCH_OPS_DISABLE", ",".join(f"rms_norm:{name}" for name in backends))
     torch_ops.refresh()
     found = shell.json("explain", "rms_norm", code=1)
     assert found["chosen"] is None
     assert found["error"]["type"] == "NoBackendError"
-    assert [c["reasons"] for c in found["candidates"]] == [
-        ["disabled by TORCH_OPS_DISABLE=rms_norm:torch"],
-        ["disabled by TORCH_OPS_DISABLE=rms_norm:inductor"],
-    ]
+    assert {c["backend"]: c["reasons"][0] for c in found["candidates"]} == {
+        name: f"disabled by TORCH_OPS_DISABLE=rms_norm:{name}" for name in backends
+    }
     code, text, _ = shell("explain", "rms_norm")
     assert code == 1
     assert "would raise NoBackendError: op 'rms_norm' has no backend usable" in text
@@ -172,6 +173,115 @@ def test_usage_errors(shell: Shell, arguments: tuple[str, ...], message: str) ->
     assert code == 2
     assert out == ""
     assert message in err
+
+
+ACME = """
+import torch
+
+
+def available():
+    return None
+"""
+KERNEL = """
+import torch
+
+
+def supports(x):
+    return None if x.dtype == torch.float32 else "only float32"
+
+
+def silu_and_mul(x):
+    gate, up = x.contiguous().chunk(2, -1)
+    return (torch.nn.functional.silu(gate) * up{fault}).contiguous()
+"""
+
+
+@pytest.fixture
+def acme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Installs a backend 'acme' that serves silu_and_mul, with a fault or without."""
+
+    def install(fault: str) -> None:
+        package, info = tmp_path / "cli_acme", tmp_path / "cli_acme-1.0.dist-info"
+        package.mkdir()
+        info.mkdir()
+        (package / "__init__.py").write_text(ACME)
+        (package / "silu_and_mul.py").write_text(KERNEL.format(fault=fault))
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: cli-acme\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text("[torch_ops.backends]\nacme = cli_acme\n")
+        monkeypatch.syspath_prepend(str(tmp_path))
+        for name in ("cli_acme", "cli_acme.silu_and_mul"):
+            monkeypatch.delitem(sys.modules, name, raising=False)
+        torch_ops.refresh()
+
+    return install
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("fault", "code"), [("", 0), (" * 1.001", 1)], ids=["right", "wrong"])
+def test_verify(acme: Callable[[str], None], fault: str, code: int, shell: Shell) -> None:
+    """Without an op it proves all that the backend serves; one wrong kernel is exit code 1."""
+    acme(fault)
+    found = shell.json("verify", "--backend", "acme", code=code)
+    assert found["ok"] is (code == 0)
+    (result,) = found["results"]
+    assert (result["op"], result["backend"]) == ("silu_and_mul", "acme")
+    verdicts = {cell["dtype"]: cell["verdict"] for cell in result["cells"]}
+    assert verdicts.pop("float32") == ("failed" if code else "passed")
+    assert set(verdicts.values()) == {"unsupported"}
+    assert shell("explain", "silu_and_mul", "--backend", "acme")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("rms_norm", "--backend", "nope"), 1, "UnknownBackendError: No 'nope' backend"),
+        (("--backend", "nope"), 1, "UnknownBackendError: Backend 'nope' serves no op."),
+        (("nope", "--backend", "torch"), 1, "UnknownOpError: No kernels registered for op 'nope'"),
+        (("rms_norm",), 2, "--backend"),
+        (("rms_norm", "--backend", "torch", "--profile", "x"), 2, "--profile 'x' is not known"),
+        (("rms_norm", "--backend", "torch", "--device", "x"), 2, "--device 'x' is not a device"),
+    ],
+    ids=["backend", "backend of all", "op", "no backend", "profile", "device"],
+)
+def test_verify_refuses(shell: Shell, arguments: tuple[str, ...], code: int, message: str) -> None:
+    got, out, err = shell("verify", *arguments)
+    assert (got, out) == (code, "")
+    assert message in err
+
+
+def test_verify_without_a_proof(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch_ops.testing.proof.proof_names", lambda: ["rms_norm"])
+    code, _, err = shell("verify", "silu_and_mul", "--backend", "torch")
+    assert code == 1
+    assert err.startswith("TorchOpsError: No proof for 'silu_and_mul': each needs a module")
+
+
+class Answer:
+    """Stands in for the report of a demo, which takes minutes to make."""
+
+    data: ClassVar = {"answer": "Paris"}
+
+    def __init__(self, ok: bool) -> None:
+        self.ok = ok
+
+    def __str__(self) -> str:
+        return 'Answer: Paris\n\ndemo: {"answer": "Paris"}'
+
+
+@pytest.mark.parametrize("ok", [True, False])
+def test_demo(ok: bool, shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def run(question: str) -> Answer:
+        asked.append(question)
+        return Answer(ok)
+
+    monkeypatch.setattr("torch_ops.demo.run", run)
+    code, out, _ = shell("demo")
+    assert code == (0 if ok else 1)
+    assert out.splitlines()[-1] == 'demo: {"answer": "Paris"}'
+    assert shell.json("demo", "And of Spain?", code=code) == Answer.data
+    assert asked == ["What is the capital of France?", "And of Spain?"]
 
 
 def test_help_names_every_command(shell: Shell) -> None:

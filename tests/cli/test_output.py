@@ -71,3 +71,8 @@ def test_a_bug_keeps_its_traceback() -> None:
 
     with pytest.raises(RuntimeError, match="a bug"):
         present(gather, as_json=False)
+
+
+def test_json_has_no_bare_infinity(capsys: pytest.CaptureFixture[str]) -> None:
+    present(lambda: Report({"ratio": [float("inf"), 0.5]}, ()), as_json=True)
+    assert json.loads(capsys.readouterr().out) == {"ratio": ["inf", 0.5]}

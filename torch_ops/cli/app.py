@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated
 
 import typer
@@ -67,7 +69,7 @@ def explain(
     """
     from torch_ops.cli import explanation
 
-    try:
+    with usage_errors():
         sample = arguments.Sample(
             shapes=[arguments.parse_shape(text) for text in shape or ()],
             dtypes=[arguments.parse_dtype(text) for text in dtype or ("float32",)],
@@ -75,30 +77,43 @@ def explain(
             values=dict(arguments.parse_value(text) for text in arg or ()),
         )
         output.present(lambda: explanation.report(op, sample, backend), as_json)
-    except arguments.UsageError as error:
-        raise typer.BadParameter(str(error)) from None
 
 
 @app.command()
 def verify(
-    op: Annotated[str | None, typer.Argument(help="Default: every op of the backend.")] = None,
-    backend: Annotated[str, typer.Option(help="Backend to prove.")] = ...,  # type: ignore[assignment]
+    backend: Annotated[str, typer.Option(help="Whose kernels.")],
+    op: Annotated[str | None, typer.Argument(help="Default: every op that it serves.")] = None,
     device: Device = "cpu",
-    profile: Annotated[str, typer.Option(help="How long to search.")] = "dev",
+    profile: Annotated[
+        str, typer.Option(help="How long to search: dev, torch_ops_ci, nightly or soak.")
+    ] = "torch_ops_ci",
     as_json: Json = False,
 ) -> None:
-    """Prove a backend's kernels against the reference; exits with 1 where one is wrong."""
+    """Prove a backend's kernels; exits with 1 where one is wrong or not proven."""
     from torch_ops.cli import proof
 
-    output.present(lambda: proof.report(op, backend, device, profile), as_json)
+    with usage_errors():
+        place = arguments.parse_device(device)
+        output.present(lambda: proof.report(op, backend, place, profile), as_json)
 
 
 @app.command()
 def demo(
-    question: Annotated[str, typer.Argument()] = "What is the capital of France?",
+    question: Annotated[
+        str | None, typer.Argument(help="What to ask.", show_default="the capital of France")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Let a real model answer, compiled, with its attention swapped half way through."""
     from torch_ops.cli import demonstration
 
     output.present(lambda: demonstration.report(question), as_json)
+
+
+@contextmanager
+def usage_errors() -> Iterator[None]:
+    """Turn a `UsageError` into the message and the exit code of a wrong command line."""
+    try:
+        yield
+    except arguments.UsageError as error:
+        raise typer.BadParameter(str(error)) from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -75,8 +76,17 @@ def fail(error: TorchOpsError, as_json: bool) -> NoReturn:
 
 
 def print_json(data: dict[str, Any]) -> None:
-    """Print one JSON object, the only thing on stdout."""
-    sys.stdout.write(json.dumps(data, indent=2, allow_nan=False) + "\n")
+    """Print one JSON object, the only thing on stdout; an infinity is its name there."""
+    sys.stdout.write(json.dumps(_finite(data), indent=2, allow_nan=False) + "\n")
+
+
+def _finite(value: Any) -> Any:
+    """Replace what JSON can't hold: infinities and NaN become text."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _print_plain(text: str) -> None:
@@ -90,7 +100,10 @@ def _print_colored(report: Report) -> None:
     for number, part in enumerate(report.parts):
         if number:
             console.print()
-        console.print(_rich_text(part) if isinstance(part, str) else _rich_table(part))
+        if isinstance(part, str):
+            console.print(_rich_text(part), soft_wrap=True)  # a line stays one line
+        else:
+            console.print(_rich_table(part))
 
 
 def _rich_text(part: str) -> Any:
