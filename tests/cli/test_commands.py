@@ -201,16 +201,15 @@ def acme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Non
     """Installs a backend 'acme' that serves silu_and_mul, with a fault or without."""
 
     def install(fault: str) -> None:
-        package, info = tmp_path / "cli_acme", tmp_path / "cli_acme-1.0.dist-info"
+        name = f"cli_acme_{'wrong' if fault else 'right'}"  # a kernel is loaded once by its name
+        package, info = tmp_path / name, tmp_path / "cli_acme-1.0.dist-info"
         package.mkdir()
         info.mkdir()
         (package / "__init__.py").write_text(ACME)
         (package / "silu_and_mul.py").write_text(KERNEL.format(fault=fault))
         (info / "METADATA").write_text("Metadata-Version: 2.1\nName: cli-acme\nVersion: 1.0\n")
-        (info / "entry_points.txt").write_text("[torch_ops.backends]\nacme = cli_acme\n")
+        (info / "entry_points.txt").write_text(f"[torch_ops.backends]\nacme = {name}\n")
         monkeypatch.syspath_prepend(str(tmp_path))
-        for name in ("cli_acme", "cli_acme.silu_and_mul"):
-            monkeypatch.delitem(sys.modules, name, raising=False)
         torch_ops.refresh()
 
     return install
