@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from torch_ops import kernels, once, policy, tracing
-from torch_ops.errors import BackendUnavailableError, DeclarationError, TorchOpsError
+from torch_ops.errors import BackendUnavailableError, CaptureError, DeclarationError, TorchOpsError
 from torch_ops.kernels import Kernel
 from torch_ops.once import KernelLoadError
 from torch_ops.selector import Candidate, Plan, none_usable, unavailable
@@ -50,6 +50,8 @@ def _load(plan: Plan) -> tuple[list[Kernel], list[Candidate]]:
     for spec in plan.specs:
         try:
             kernel = kernels.load(spec)
+        except CaptureError:
+            raise  # not a fault of this kernel: the next in order would be a silent change
         except Exception as error:
             if plan.explicit and isinstance(error, DeclarationError | TorchOpsError):
                 raise
@@ -89,6 +91,7 @@ def _run_chain(plan: Plan, chain: list[Kernel], skipped: list[Candidate]) -> Cal
                         tracing.note(plan.op, kernel.spec.backend, plan.source, names)
                     return result
             refused.append((kernel, reason))
+            _log_refused(plan.op, kernel.spec.backend.value, reason)
         rest = plan.specs[plan.specs.index(chain[-1].spec) + 1 :]
         if not rest:
             raise _nothing_ran(plan, refused, skipped, args)
@@ -116,7 +119,8 @@ def _not_started(plan: Plan, kernel: Kernel, error: Exception, args: Sequence[An
         BackendUnavailableError: its code can't be loaded, and somebody asked for this backend.
     """
     if isinstance(error, BackendUnavailableError):
-        return None if plan.explicit else "; ".join(error.reasons)
+        own = error.op == plan.op and error.backend == kernel.spec.backend.value
+        return "; ".join(error.reasons) if own and not plan.explicit else None
     reason = once.load_failure(error)
     if reason is None or (kernel.verified and not isinstance(error, KernelLoadError)):
         return None
@@ -149,6 +153,14 @@ def _log_skipped(plan: Plan, skipped: Sequence[Candidate]) -> None:
         if key not in _logged:
             _logged.add(key)
             _log.info("degraded: op %r skips backend %r: %s", *key)
+
+
+def _log_refused(op: str, backend: str, reason: str) -> None:
+    """Say at the first call that a backend refuses that it does, and why; reasons name values."""
+    key = (op, backend, "")
+    if key not in _logged:
+        _logged.add(key)
+        _log.info("degraded: op %r skips backend %r: %s", op, backend, reason)
 
 
 def _debugged(op: str, run: Callable[..., Any]) -> Callable[..., Any]:

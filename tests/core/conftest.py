@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import torch_ops
-from torch_ops import declare, policy
+from torch_ops import binding, declare, policy
 
 from . import plugins
 from .toy import PACKAGE, Toy, declare_toy
@@ -69,6 +69,7 @@ def toy(_toy_declaration: tuple[declare.Declaration, object], restored: None) ->
     declaration, function = _toy_declaration
     declare.declared["toy"] = declaration
     vars(torch_ops.ops)["toy"] = function
+    binding._logged.clear()
     policy.invalidate()
     yield Toy()
     del declare.declared["toy"]
