@@ -50,7 +50,7 @@ class _Compiled(PreparedAttention):
 
 def _call(attend: _Attend, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     # One dispatch key set and grad mode for all callers: Dynamo compiles anew for each.
-    with torch.no_grad(), torch._C._AutoDispatchBelowAutograd():
+    with torch.no_grad(), torch._C._AutoDispatchBelowADInplaceOrView():
         return attend(q, k, v)
 
 

@@ -60,6 +60,8 @@ class _Pinned(PreparedAttention):
         self.spec = spec
         self.backend = backend
         self._kernel = kernel
+        self._sign = (spec.scale > 0) - (spec.scale < 0)
+        self._scale = abs(spec.scale) or 1.0
 
     def run(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         spec, queries, keys = self.spec, q.shape[1], k.shape[1]
@@ -69,9 +71,11 @@ class _Pinned(PreparedAttention):
             out = q.new_zeros(q.shape)
             out[:, empty:] = self.run(q[:, empty:], k, v)
             return out
+        if self._sign != 1:  # flash kernels multiply -inf of the mask by the scale, too
+            q = q * self._sign
         if queries == 1 and spec.window_left < 0:  # the last query sees all keys
             return self._one_query(q, k, v)
-        out = self._kernel(q.transpose(1, 2), *_heads(k, v), self._flags(q, keys), spec.scale)
+        out = self._kernel(q.transpose(1, 2), *_heads(k, v), self._flags(q, keys), self._scale)
         return out.transpose(1, 2).contiguous()
 
     def _one_query(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -79,7 +83,7 @@ class _Pinned(PreparedAttention):
         batch, _, heads, head_dim = q.shape
         kv_heads = self.spec.num_kv_heads
         grouped = q.reshape(batch, kv_heads, heads // kv_heads, head_dim)
-        out = self._kernel(grouped, *_heads(k, v), (None, False), self.spec.scale)
+        out = self._kernel(grouped, *_heads(k, v), (None, False), self._scale)
         return out.reshape(batch, 1, heads, head_dim)
 
     def _flags(self, q: Tensor, keys: int) -> tuple[Tensor | None, bool]:
