@@ -28,17 +28,17 @@ _VIEWS = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
 
 
 def compiled(
-    declaration: Declaration, rows: tuple[str, ...] = ()
+    declaration: Declaration, row_arguments: tuple[str, ...] = ()
 ) -> tuple[Callable[..., Any], Callable[..., str | None]]:
     """Give an op's kernel and its predicate.
 
     Args:
         declaration: The op; one that mutates is compiled in its functional form and copied back.
-        rows: Arguments of which only the last axis matters; flattened to ``[rows, last]``.
+        row_arguments: Arguments of which only the last axis matters; flattened to ``[rows, last]``.
     """
     signature = declaration.signature
     names = list(signature.parameters)
-    row_indices = [names.index(name) for name in rows]
+    rows = frozenset(names.index(name) for name in row_arguments)
     tensor_indices = [names.index(name) for name in declaration.tensor_arguments]
     first = tensor_indices[0]
 
@@ -47,22 +47,29 @@ def compiled(
             args[i] is not None and args[i].numel() == 0 for i in tensor_indices if i < len(args)
         ):
             return declaration.reference(*args)  # there is nothing to compute
+        key = _class_of(declaration, args, rows)
         call = list(args)
         lead = call[first].shape[:-1]
-        for index in tensor_indices:
-            if index < len(call) and call[index] is not None:
-                call[index] = call[index].contiguous()
-        for index in row_indices:
-            call[index] = call[index].view(-1, call[index].shape[-1])
-        result = _run(declaration, call)
-        if not row_indices:
-            return result
-        if isinstance(result, Tensor):
-            return result.view(*lead, result.shape[-1])
-        return tuple(output.view(*lead, output.shape[-1]) for output in result)
+        # One dispatch key set and grad mode for all callers: Dynamo compiles anew for each.
+        with (
+            torch.no_grad(),
+            torch._C._AutoDispatchBelowAutograd(),
+            torch._C._ExcludeDispatchKeyGuard(_VIEWS),
+        ):
+            for index in tensor_indices:
+                if index < len(call) and call[index] is not None:
+                    shape = (-1, call[index].shape[-1]) if index in rows else call[index].shape
+                    # Below these keys a view knows no base, whose sizes Dynamo would guard on.
+                    call[index] = call[index].contiguous().view(shape)
+            result = _run(declaration, key, call)
+            if not rows:
+                return result
+            if isinstance(result, Tensor):
+                return result.view(*lead, result.shape[-1])
+            return tuple(output.view(*lead, output.shape[-1]) for output in result)
 
     def supports(*args: Any) -> str | None:
-        reason = _exhausted.get(_class_of(declaration, args)) if _exhausted else None
+        reason = _exhausted.get(_class_of(declaration, args, rows)) if _exhausted else None
         if reason is None and args[first].device.type == "cpu":
             return no_compiler()
         return reason
@@ -80,30 +87,25 @@ def no_compiler() -> str | None:
     return f"no C++ compiler found (looked for $CXX, {', '.join(_COMPILERS)}); install g++"
 
 
-def _class_of(declaration: Declaration, args: Sequence[Any]) -> _Key:
-    """Give what Dynamo compiles anew for: dtypes, sizes of one, absent tensors, signs, flags."""
-    return (declaration.name, *(_facts(value) for value in args))
+def _class_of(declaration: Declaration, args: Sequence[Any], rows: frozenset[int]) -> _Key:
+    """Give what Dynamo compiles anew for: dtypes, devices, sizes of one, absent tensors, signs, flags."""
+    return (declaration.name, *(_facts(value, i in rows) for i, value in enumerate(args)))
 
 
-def _facts(value: Any) -> Any:
+def _facts(value: Any, is_rows: bool) -> Any:
     if isinstance(value, Tensor):
-        return value.dtype, tuple(size == 1 for size in value.shape)
+        shape = (value.numel(), value.shape[-1]) if is_rows else value.shape
+        ones = (shape[0] == shape[1], shape[1] == 1) if is_rows else [size == 1 for size in shape]
+        return value.dtype, value.device, tuple(ones)
     if isinstance(value, float):  # an input of the graph, but for comparisons with zero
         return value > 0
     return value if value in (None, True, False, -1) else "int"
 
 
-def _run(declaration: Declaration, args: list[Any]) -> Any:
-    key = _class_of(declaration, args)
+def _run(declaration: Declaration, key: _Key, args: list[Any]) -> Any:
     function = _functions.get(key)
     try:
-        # One dispatch key set and grad mode for all callers: Dynamo compiles anew for each.
-        with (
-            torch.no_grad(),
-            torch._C._AutoDispatchBelowAutograd(),
-            torch._C._ExcludeDispatchKeyGuard(_VIEWS),
-        ):
-            return function(*args) if function is not None else _first_call(declaration, key, args)
+        return function(*args) if function is not None else _first_call(declaration, key, args)
     except torch._dynamo.exc.FailOnRecompileLimitHit as error:
         reason = (
             f"the recompile limit of {declaration.name} for such arguments is reached "

@@ -4,4 +4,4 @@ from torch_ops.declarations.fused_add_rms_norm import fused_add_rms_norm as _dec
 
 from ._compiled import compiled
 
-fused_add_rms_norm, supports = compiled(_declaration, rows=("x", "residual"))
+fused_add_rms_norm, supports = compiled(_declaration, row_arguments=("x", "residual"))

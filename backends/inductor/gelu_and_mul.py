@@ -4,4 +4,4 @@ from torch_ops.declarations.gelu_and_mul import gelu_and_mul as _declaration
 
 from ._compiled import compiled
 
-gelu_and_mul, supports = compiled(_declaration, rows=("x",))
+gelu_and_mul, supports = compiled(_declaration, row_arguments=("x",))

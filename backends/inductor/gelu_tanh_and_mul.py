@@ -4,4 +4,4 @@ from torch_ops.declarations.gelu_tanh_and_mul import gelu_tanh_and_mul as _decla
 
 from ._compiled import compiled
 
-gelu_tanh_and_mul, supports = compiled(_declaration, rows=("x",))
+gelu_tanh_and_mul, supports = compiled(_declaration, row_arguments=("x",))

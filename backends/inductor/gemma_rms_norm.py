@@ -4,4 +4,4 @@ from torch_ops.declarations.gemma_rms_norm import gemma_rms_norm as _declaration
 
 from ._compiled import compiled
 
-gemma_rms_norm, supports = compiled(_declaration, rows=("x",))
+gemma_rms_norm, supports = compiled(_declaration, row_arguments=("x",))
