@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib.util
 import os
 
+import torch
+
 from torch_ops.platform import Platform, Requirement
 
-__all__ = ["available", "requires"]
+__all__ = ["available", "requires", "untestable"]
 
 _INTERPRETED = os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "yes", "on", "y")
 
@@ -31,4 +33,11 @@ def available() -> str | None:
     """Triton is an optional dependency; every version that supported torch releases pin will do."""
     if importlib.util.find_spec("triton") is None:
         return "not installed: no module named 'triton'; install it: pip install triton"
+    return None
+
+
+def untestable(op: str, dtype: torch.dtype) -> str | None:
+    """Give why a run on this machine says nothing about a dtype, or None."""
+    if _INTERPRETED and dtype == torch.bfloat16:
+        return f"{op}: Triton's interpreter truncates torch.bfloat16 where a GPU rounds"
     return None

@@ -17,14 +17,14 @@ SILU, GELU, GELU_TANH = 0, 1, 2
 
 
 @device_function
-def _sigmoid(x: Any) -> Any:
+def _sigmoid(x: tl.tensor) -> tl.tensor:
     """Neither overflow nor cancellation: the exponential is of ``-|x|``."""
     falling = tl.exp(-tl.abs(x))
     return tl.where(x >= 0, 1.0, falling) / (1.0 + falling)
 
 
 @device_function
-def _activated(g: Any, ACTIVATION: tl.constexpr) -> Any:
+def _activated(g: tl.tensor, ACTIVATION: tl.constexpr) -> tl.tensor:
     if ACTIVATION == 0:
         g *= _sigmoid(g)
     elif ACTIVATION == 1:
@@ -36,7 +36,7 @@ def _activated(g: Any, ACTIVATION: tl.constexpr) -> Any:
 
 @kernel()
 def _gate(
-    x: Any, y: Any,
+    x: tl.tensor, y: tl.tensor,
     rows: tl.int64, lanes: tl.int32, pieces: tl.int32,
     x_step: tl.int64, x_outer: tl.int64, inner: tl.int64,
     ACTIVATION: tl.constexpr, NESTED: tl.constexpr, LANE: tl.constexpr,

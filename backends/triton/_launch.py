@@ -124,7 +124,7 @@ class Variant:
 class Kernel:
     """A Triton function.
 
-    Its parameters are pointers (annotated ``Any``), then numbers (of a type of Triton's), then
+    Its parameters are pointers (annotated ``tl.tensor``), then numbers (of a type of Triton's), then
     compile-time constants.
 
     Attributes:

@@ -15,7 +15,9 @@ __all__ = ["merge"]
 
 
 @device_function
-def _weighted(v: Any, weight: Any, at: Any, mask: Any, LOAD: tl.constexpr) -> Any:
+def _weighted(
+    v: tl.tensor, weight: tl.tensor, at: tl.tensor, mask: tl.tensor, LOAD: tl.constexpr
+) -> tl.tensor:
     """Scale a part; one of weight 0 isn't read, so that NaN there has no effect."""
     x = tl.load(v + at, mask & (weight != 0), other=0.0, eviction_policy=LOAD)
     return x.to(weight.dtype) * weight
@@ -23,7 +25,7 @@ def _weighted(v: Any, weight: Any, at: Any, mask: Any, LOAD: tl.constexpr) -> An
 
 @kernel(unaligned=("s_a", "s_b", "s"))
 def _merge(
-    v_a: Any, v_b: Any, v: Any, s_a: Any, s_b: Any, s: Any,
+    v_a: tl.tensor, v_b: tl.tensor, v: tl.tensor, s_a: tl.tensor, s_b: tl.tensor, s: tl.tensor,
     rows: tl.int64, lanes: tl.int32, a_step: tl.int64, a_outer: tl.int64,
     b_step: tl.int64, b_outer: tl.int64, inner: tl.int64,
     NESTED: tl.constexpr, LANE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,

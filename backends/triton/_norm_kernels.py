@@ -17,7 +17,9 @@ __all__ = ["apply", "looped", "stats", "whole"]
 
 
 @device_function
-def _add(v: Any, r: Any, at: Any, mask: Any, LOAD: tl.constexpr) -> Any:
+def _add(
+    v: tl.tensor, r: tl.tensor, at: tl.tensor, mask: tl.tensor, LOAD: tl.constexpr
+) -> tl.tensor:
     """Add the residual and round as it will be stored: the norm is that of the rounded sum."""
     wide = v.dtype
     other = tl.load(r + at, mask, other=0.0, eviction_policy=LOAD).to(wide)
@@ -25,7 +27,7 @@ def _add(v: Any, r: Any, at: Any, mask: Any, LOAD: tl.constexpr) -> Any:
 
 
 @device_function
-def _inverse_root(x: Any) -> Any:
+def _inverse_root(x: tl.tensor) -> tl.tensor:
     if x.dtype == tl.float64:
         root = 1.0 / tl.sqrt(x)
     else:
@@ -34,21 +36,26 @@ def _inverse_root(x: Any) -> Any:
 
 
 @device_function
-def _gain(w: Any, cols: Any, mask: Any, wide: tl.constexpr, ONE_PLUS: tl.constexpr) -> Any:
-    gain = tl.load(w + cols, mask, other=0.0, eviction_policy="evict_last").to(wide)
-    if ONE_PLUS:
-        gain += 1.0
-    return gain
+def _vector(w: tl.tensor, cols: tl.tensor, mask: tl.tensor) -> tl.tensor:
+    return tl.load(w + cols, mask, other=0.0, eviction_policy="evict_last")
 
 
 @device_function
-def _shift(b: Any, cols: Any, mask: Any, wide: tl.constexpr) -> Any:
-    return tl.load(b + cols, mask, other=0.0, eviction_policy="evict_last").to(wide)
+def _scaled(v: tl.tensor, gain: tl.tensor, shift: tl.tensor, ONE_PLUS: tl.constexpr) -> tl.tensor:
+    """Scale and shift in the dtype of v, where there is a weight and a bias."""
+    if gain is not None:
+        wide = gain.to(v.dtype)
+        if ONE_PLUS:
+            wide += 1.0
+        v *= wide
+    if shift is not None:
+        v += shift.to(v.dtype)
+    return v
 
 
 @kernel()
 def whole(
-    x: Any, r: Any, w: Any, b: Any, y: Any, s: Any,
+    x: tl.tensor, r: tl.tensor, w: tl.tensor, b: tl.tensor, y: tl.tensor, s: tl.tensor,
     rows: tl.int64, lanes: tl.int32, x_step: tl.int64, x_outer: tl.int64,
     r_step: tl.int64, r_outer: tl.int64, inner: tl.int64, eps: tl.float64,
     CENTER: tl.constexpr, ONE_PLUS: tl.constexpr, IN_PLACE: tl.constexpr, NESTED: tl.constexpr,
@@ -60,10 +67,8 @@ def whole(
     columns = lanes * LANE
     cols = tl.arange(0, BLOCK)[None, :]
     inside = cols < columns
-    if w is not None:
-        gain = _gain(w, cols, inside, wide, ONE_PLUS)
-    if b is not None:
-        shift = _shift(b, cols, inside, wide)
+    gain = None if w is None else _vector(w, cols, inside)
+    shift = None if b is None else _vector(b, cols, inside)
     count = columns.to(wide)
     added = tl.full([1, 1], eps, wide)
     tiles = tl.cdiv(rows, ROWS)
@@ -84,17 +89,14 @@ def whole(
         if CENTER:
             v = tl.where(mask, v - tl.sum(v, 1, keep_dims=True) / count, 0.0)
         v *= _inverse_root(tl.sum(v * v, 1, keep_dims=True) / count + added)
-        if w is not None:
-            v *= gain
-        if b is not None:
-            v += shift
+        v = _scaled(v, gain, shift, ONE_PLUS)
         y_at = x_at if IN_PLACE else target
         tl.store(y + y_at, v.to(y.dtype.element_ty), mask, eviction_policy=STORE)
 
 
 @kernel()
 def looped(
-    x: Any, r: Any, w: Any, b: Any, y: Any, s: Any,
+    x: tl.tensor, r: tl.tensor, w: tl.tensor, b: tl.tensor, y: tl.tensor, s: tl.tensor,
     rows: tl.int64, lanes: tl.int32, x_step: tl.int64, x_outer: tl.int64,
     r_step: tl.int64, r_outer: tl.int64, inner: tl.int64, eps: tl.float64,
     CENTER: tl.constexpr, ONE_PLUS: tl.constexpr, IN_PLACE: tl.constexpr, NESTED: tl.constexpr,
@@ -140,16 +142,15 @@ def looped(
         if CENTER:
             v -= mean
         v *= inverse
-        if w is not None:
-            v *= _gain(w, cols, mask, wide, ONE_PLUS)
-        if b is not None:
-            v += _shift(b, cols, mask, wide)
+        gain = None if w is None else _vector(w, cols, mask)
+        shift = None if b is None else _vector(b, cols, mask)
+        v = _scaled(v, gain, shift, ONE_PLUS)
         tl.store(y_row + cols, v.to(y.dtype.element_ty), mask)
 
 
 @kernel()
 def stats(
-    x: Any, r: Any, s: Any, partial: Any,
+    x: tl.tensor, r: tl.tensor, s: tl.tensor, partial: tl.tensor,
     lanes: tl.int32, pieces: tl.int32, x_step: tl.int64, x_outer: tl.int64,
     r_step: tl.int64, r_outer: tl.int64, inner: tl.int64,
     CENTER: tl.constexpr, IN_PLACE: tl.constexpr, NESTED: tl.constexpr,
@@ -180,7 +181,7 @@ def stats(
 
 @kernel()
 def apply(
-    v: Any, w: Any, b: Any, y: Any, partial: Any,
+    v: tl.tensor, w: tl.tensor, b: tl.tensor, y: tl.tensor, partial: tl.tensor,
     lanes: tl.int32, pieces: tl.int32, v_step: tl.int64, v_outer: tl.int64,
     y_step: tl.int64, y_outer: tl.int64, inner: tl.int64, eps: tl.float64,
     CENTER: tl.constexpr, ONE_PLUS: tl.constexpr, NESTED: tl.constexpr,
@@ -207,10 +208,8 @@ def apply(
         squares += tl.where(piece < pieces, size * (means - mean) * (means - mean), 0.0)
         x -= mean
     x *= _inverse_root(tl.sum(squares) / count + added)
-    if w is not None:
-        x *= _gain(w, cols, mask, wide, ONE_PLUS)
-    if b is not None:
-        x += _shift(b, cols, mask, wide)
+    gain = None if w is None else _vector(w, cols, mask)
+    shift = None if b is None else _vector(b, cols, mask)
+    x = _scaled(x, gain, shift, ONE_PLUS)
     y_at = offset(row, y_step, y_outer, inner, LANE, NESTED)
     tl.store(y + y_at + cols, x.to(y.dtype.element_ty), mask)
-

@@ -17,9 +17,10 @@ from ._rows import Rows, as_rows, as_vector, lane_of, power_of_two
 __all__ = ["LAYER", "ONE_PLUS", "RMS", "add_normalize", "add_normalize_in_place", "normalize"]
 
 _CROWD = 512
-_LONGEST = {2: 16384, 4: 16384, 8: 8192}
+_LONGEST = 32768  # bytes of a row that stays in registers
 _FEW = 32
 _PIECE = 8192
+_STEP = 4096
 _NO_LIMIT = 2**31 - 1  # of a grid's first axis
 
 
@@ -62,17 +63,16 @@ _Way = Callable[[Rows, Tensor | None, Tensor | None, Tensor, Tensor | None, floa
 _ways: dict[Any, _Way] = {}
 
 
-def config(block: int, crowded: bool) -> Config:
+def config(block: int, itemsize: int, crowded: bool) -> Config:
     """Choose by the padded length of a row, and by whether there are more rows than `_CROWD`."""
+    size = block * itemsize
     if not crowded:
-        return Config(rows=1, threads=min(max(block // 8, 32), 1024), load="evict_first")
-    rows = max(1, 4096 // block)
-    return Config(rows, threads=min(max(rows * block // 16, 32), 1024), load="evict_first")
+        return Config(rows=1, threads=min(max(size // 16, 32), 1024), load="evict_first")
+    rows = max(1, 8192 // size)
+    return Config(rows, threads=min(max(rows * size // 32, 32), 1024), load="evict_first")
 
 
-def normalize(
-    x: Tensor, w: Tensor | None, b: Tensor | None, eps: float, style: Style
-) -> Tensor:
+def normalize(x: Tensor, w: Tensor | None, b: Tensor | None, eps: float, style: Style) -> Tensor:
     """Normalize rows, scale by w and shift by b, vectors of any dtype or None."""
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
     if x.numel():
@@ -128,26 +128,20 @@ def _run(
 
 def _choose(rows: Rows, style: Style, in_place: bool) -> _Way:
     x = rows.tensors[0]
+    itemsize, device, aligned = x.element_size(), x.get_device(), rows.lane > 1
     columns = rows.lanes * rows.lane
-    device = x.get_device()
     flags = (*style, in_place, rows.inner > 0, rows.lane)
-    if columns <= _LONGEST[x.element_size()]:
-        return _whole(power_of_two(columns), rows.count > _CROWD, flags, device)
+    if columns * itemsize <= _LONGEST:
+        block = power_of_two(columns)
+        chosen = config(block, itemsize, rows.count > _CROWD)
+        constants = (*flags, block, chosen.rows, chosen.stages, chosen.load, chosen.store)
+        variant = kernels.whole.variant(constants, chosen.threads, device, aligned=aligned)
+        walking = multiprocessors(device) * chosen.resident
+        return _Rowwise(variant, chosen.rows, walking or _NO_LIMIT)
     if rows.count <= _FEW:
         return _Split(rows, style, in_place, device)
-    block = 4096
-    variant = kernels.looped.variant((*flags, block), 512, device, aligned=rows.lane > 1)
+    variant = kernels.looped.variant((*flags, _STEP), _STEP // 8, device, aligned=aligned)
     return _Rowwise(variant, 1, _NO_LIMIT)
-
-
-def _whole(block: int, crowded: bool, flags: tuple[Any, ...], device: int) -> _Way:
-    chosen = config(block, crowded)
-    constants = (*flags, block, chosen.rows, chosen.stages, chosen.load, chosen.store)
-    variant = kernels.whole.variant(constants, chosen.threads, device, aligned=flags[-1] > 1)
-    limit = _NO_LIMIT
-    if chosen.resident:
-        limit = multiprocessors(device) * chosen.resident
-    return _Rowwise(variant, chosen.rows, limit)
 
 
 class _Rowwise:
@@ -157,7 +151,13 @@ class _Rowwise:
         self._variant, self._rows, self._limit = variant, rows, limit
 
     def __call__(
-        self, rows: Rows, w: Tensor | None, b: Tensor | None, y: Tensor, s: Tensor | None, eps: float
+        self,
+        rows: Rows,
+        w: Tensor | None,
+        b: Tensor | None,
+        y: Tensor,
+        s: Tensor | None,
+        eps: float,
     ) -> None:
         tensors, steps, outers = rows.tensors, rows.step, rows.outer
         self._variant(
@@ -175,11 +175,14 @@ class _Split:
         self._pieces = -(-columns // _PIECE)
         aligned, nested = rows.lane > 1, rows.inner > 0
         self._stats = kernels.stats.variant(
-            (style.center, in_place, nested, rows.lane, _PIECE), 512, device, aligned=aligned
+            (style.center, in_place, nested, rows.lane, _PIECE),
+            _PIECE // 16,
+            device,
+            aligned=aligned,
         )
         self._apply = kernels.apply.variant(
             (*style, nested, rows.lane, _PIECE, power_of_two(self._pieces)),
-            512,
+            _PIECE // 16,
             device,
             aligned=aligned,
         )
@@ -187,7 +190,13 @@ class _Split:
         self._wide = accumulation_dtype(rows.tensors[0].dtype)
 
     def __call__(
-        self, rows: Rows, w: Tensor | None, b: Tensor | None, y: Tensor, s: Tensor | None, eps: float
+        self,
+        rows: Rows,
+        w: Tensor | None,
+        b: Tensor | None,
+        y: Tensor,
+        s: Tensor | None,
+        eps: float,
     ) -> None:
         x = rows.tensors[0]
         r = rows.tensors[1] if s is not None else None

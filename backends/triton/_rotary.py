@@ -16,8 +16,13 @@ __all__ = ["rotate", "rotate_in_place"]
 
 @device_function
 def _angles(
-    cache: Any, position: Any, known: Any, half: Any, cols: Any, wide: tl.constexpr
-) -> Any:
+    cache: tl.tensor,
+    position: tl.tensor,
+    known: tl.tensor,
+    half: tl.tensor,
+    cols: tl.tensor,
+    wide: tl.constexpr,
+) -> tl.tensor:
     """Load cosines and sines; NaN for a position that the cache doesn't have."""
     mask = known & (cols < half)
     cos = tl.load(cache + position + cols, mask, other=float("nan"), eviction_policy="evict_last")
@@ -29,7 +34,7 @@ def _angles(
 
 @kernel(unaligned=("positions",))
 def _rotate(
-    q: Any, k: Any, q_out: Any, k_out: Any, cache: Any, positions: Any,
+    q: tl.tensor, k: tl.tensor, q_out: tl.tensor, k_out: tl.tensor, cache: tl.tensor, positions: tl.tensor,
     tokens: tl.int64, q_heads: tl.int32, k_heads: tl.int32, half_lanes: tl.int32,
     tail_lanes: tl.int32, q_token: tl.int64, q_head: tl.int64, k_token: tl.int64,
     k_head: tl.int64, cache_row: tl.int64, cache_rows: tl.int64,
@@ -106,7 +111,9 @@ class Config(NamedTuple):
 
 def config(half: int, itemsize: int, heads: int, crowded: bool) -> Config:
     """Choose by the padded half of rotary_dim and the larger number of heads."""
-    chunk = max(1, 4096 // (2 * half * itemsize)) if crowded else max(1, 1024 // (2 * half * itemsize))
+    chunk = (
+        max(1, 4096 // (2 * half * itemsize)) if crowded else max(1, 1024 // (2 * half * itemsize))
+    )
     count = min(power_of_two(heads), chunk)
     return Config(1, count, min(max(count * half * itemsize // 16, 32), 256), load="evict_first")
 
@@ -133,9 +140,7 @@ def rotate(
     return q_out, k_out
 
 
-def rotate_in_place(
-    q: Tensor, k: Tensor, cache: Tensor, positions: Tensor, is_neox: bool
-) -> None:
+def rotate_in_place(q: Tensor, k: Tensor, cache: Tensor, positions: Tensor, is_neox: bool) -> None:
     """Rotate queries and keys where they are."""
     x, y = _walkable(q), _walkable(k)
     _run(x, y, x, y, cache, positions, is_neox, True)

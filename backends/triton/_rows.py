@@ -42,8 +42,13 @@ class Rows(NamedTuple):
 
 @device_function
 def offset(
-    row: Any, step: Any, outer: Any, inner: Any, LANE: tl.constexpr, NESTED: tl.constexpr
-) -> Any:
+    row: tl.tensor,
+    step: tl.tensor,
+    outer: tl.tensor,
+    inner: tl.tensor,
+    LANE: tl.constexpr,
+    NESTED: tl.constexpr,
+) -> tl.tensor:
     """Give where a row starts; the product tells the compiler that it is a multiple of LANE."""
     start = row * step
     if NESTED:
