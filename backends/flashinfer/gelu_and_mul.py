@@ -1,0 +1,17 @@
+"""FlashInfer's gelu_and_mul."""
+
+from torch import Tensor
+
+from torch_ops import limits
+
+from ._gates import activate
+
+__all__ = ["gelu_and_mul", "supports"]
+
+
+def supports(x: Tensor) -> str | None:
+    return limits.gate(x, limits.HALVES)
+
+
+def gelu_and_mul(x: Tensor) -> Tensor:
+    return activate("gelu", x)

@@ -1,0 +1,105 @@
+"""Reasons for backends whose kernels read rows in vectors of 16 bytes, as FlashInfer's do.
+
+Predicates of the hot path: one look at the usual call, everything else only where that fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+__all__ = ["HALVES", "OFFSETS", "gate", "misaligned", "norm", "rows", "strides", "unsupported"]
+
+HALVES = (torch.float16, torch.bfloat16)
+OFFSETS = 2**32
+"""Offsets of rows are 32 bits wide, unsigned."""
+
+
+def unsupported(name: str, x: Tensor, dtypes: Sequence[torch.dtype]) -> str:
+    """Say that a tensor has none of these dtypes."""
+    return f"{name} dtype {x.dtype} (supported: {', '.join(map(str, dtypes))})"
+
+
+def strides(name: str, x: Tensor, supported: str) -> str:
+    """Say that a tensor lies in memory as the kernel can't read it."""
+    return f"{name} strides {x.stride()} for shape {list(x.shape)} (supported: {supported})"
+
+
+def misaligned(name: str, x: Tensor, supported: str) -> str:
+    """Say that the address of a tensor isn't a multiple of a vector."""
+    return f"{name} is aligned to {x.data_ptr() & -x.data_ptr()} bytes (supported: {supported})"
+
+
+def rows(x: Tensor) -> Tensor:
+    """Give a tensor as ``[rows, last]`` without a copy; raises where its rows are irregular."""
+    return x if x.dim() == 2 else x.view(-1, x.shape[-1])
+
+
+def norm(x: Tensor, weight: Tensor | None) -> str | None:
+    """Give why a norm with a weight can't be had of these rows, or None."""
+    if x.dtype not in HALVES:
+        return unsupported("x", x, HALVES)
+    if weight is None:
+        # A weight of ones would cost an allocation and a launch; the other backends need none.
+        return "weight None (required by the kernel)"
+    if weight.dtype is not x.dtype:
+        return f"weight dtype {weight.dtype} (supported: {x.dtype}, that of x); convert the weight"
+    width = x.shape[-1]
+    if (
+        x.is_contiguous()
+        and weight.is_contiguous()
+        and not (width & 7 or (x.data_ptr() | weight.data_ptr()) & 15)
+        and x.numel() <= OFFSETS
+    ):
+        return None
+    return _unusual_rows(x, weight)
+
+
+def _unusual_rows(x: Tensor, weight: Tensor) -> str | None:
+    if x.numel() == 0:
+        return None
+    width, size = x.shape[-1], x.element_size()
+    if weight.stride(0) != 1:
+        return strides("weight", weight, "1")
+    try:
+        flat = rows(x)
+    except RuntimeError:  # how PyTorch says that there is no such view
+        flat = None
+    if flat is None or x.stride(-1) != 1:
+        return strides("x", x, "1 for the last axis, rows at one distance from each other")
+    vector = min(16, (width & -width) * size)
+    for name, tensor in (("x", x), ("weight", weight)):
+        if tensor.data_ptr() % vector:
+            aligned = tensor.data_ptr() & -tensor.data_ptr()
+            return (
+                f"{name} is aligned to {aligned} bytes (supported: {vector}, for rows of {width})"
+            )
+    count, pitch = flat.shape[0], flat.stride(0)
+    if count > 1 and pitch * size % vector:
+        return (
+            f"x has {pitch} elements from row to row "
+            f"(supported: multiples of {vector // size}, for rows of {width})"
+        )
+    span = max((count - 1) * pitch + width, count * width)
+    if span > OFFSETS:
+        return f"x spans {span} elements (supported: up to {OFFSETS}, offsets are 32 bits wide)"
+    return None
+
+
+def gate(x: Tensor, dtypes: Sequence[torch.dtype]) -> str | None:
+    """Give why a gated activation can't be had of these rows, or None."""
+    if x.dtype not in dtypes:
+        return unsupported("x", x, dtypes)
+    step = 16 // x.element_size()
+    half = x.shape[-1] // 2
+    if x.is_contiguous() and not (half % step or x.data_ptr() & 15):
+        return None
+    if x.numel() == 0:
+        return None
+    if half % step:
+        return f"x of width {2 * half} (supported: multiples of {2 * step} in {x.dtype})"
+    if not x.is_contiguous():
+        return strides("x", x, "contiguous")
+    return misaligned("x", x, "16")
