@@ -8,6 +8,7 @@ from __future__ import annotations
 from torch import nn
 
 from torch_ops.attention import AttentionBackend
+from torch_ops.integrations.extras import require
 from torch_ops.integrations.transformers.acceleration import Acceleration, commit
 
 __all__ = ["Acceleration", "accelerate"]
@@ -32,18 +33,10 @@ def accelerate(
         What was replaced, what was left and why; ``undo()`` puts everything back.
 
     Raises:
-        ImportError: transformers isn't installed.
+        MissingExtraError: transformers isn't installed.
         ValueError: ``attention`` can't serve a layer of this model. Nothing was changed.
     """
-    try:
-        import transformers  # noqa: F401
-    except ModuleNotFoundError as error:
-        if error.name != "transformers":
-            raise
-        raise ImportError(
-            "torch_ops.integrations.transformers needs the package transformers: "
-            "pip install 'torch-ops[transformers]'"
-        ) from error
+    require(__name__, ("transformers",), "pip install 'torch-ops[transformers]'")
     from torch_ops.integrations.transformers import masks
     from torch_ops.integrations.transformers.plan import Plan
 
@@ -52,4 +45,4 @@ def accelerate(
     commit(plan.swaps)
     swaps = [swap for swap in plan.swaps if swap.became]
     became = {place.name: swap.became for swap in swaps for place in swap.places}
-    return Acceleration(tuple(became), tuple(plan.left), became, plan.swaps)
+    return Acceleration(tuple(became), tuple(plan.left), model, became, plan.swaps)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
+from torch_ops.integrations.transformers.families import only_records
 from torch_ops.integrations.transformers.projection import FusedLinears
 
 __all__ = ["Acceleration", "Place", "Swap", "commit"]
@@ -77,6 +78,7 @@ class Acceleration:
 
     replaced: tuple[str, ...]
     left: tuple[tuple[str, str], ...]
+    _model: nn.Module = field(repr=False)
     _became: dict[str, str] = field(default_factory=dict, repr=False)
     _swaps: list[Swap] = field(default_factory=list, repr=False)
 
@@ -95,8 +97,11 @@ class Acceleration:
                     f"undo: {name} no longer holds what accelerate() put there; put it back "
                     "first. Nothing was changed"
                 )
+        if not self._swaps:
+            return
         while self._swaps:
             self._swaps.pop().revert()
+        _forget_recorders(self._model)
 
     def __str__(self) -> str:
         rows = [(name, self._became[name], "") for name in self.replaced]
@@ -124,6 +129,19 @@ def _table(rows: list[tuple[str, str, str]]) -> Iterator[str]:
     widths = [max(len(row[i]) for row in rows) for i in range(2)]
     for name, became, why in rows:
         yield f"{name:{widths[0]}}  {became:{widths[1]}}  {why}".rstrip()
+
+
+def _forget_recorders(model: nn.Module) -> None:
+    """Let transformers install its recording hooks anew, when outputs are asked for again.
+
+    It installs them once a model, so attention that was not in place then would stay without.
+    """
+    for module in model.modules():
+        hooks = module._forward_hooks
+        for key in [key for key, hook in hooks.items() if only_records(hook)]:
+            del hooks[key]
+        if "_output_capturing_hooks_installed" in vars(module):
+            del module._output_capturing_hooks_installed
 
 
 def commit(swaps: list[Swap]) -> None:

@@ -77,6 +77,8 @@ class SelfAttention(FusedLinears):
         _refuse(attention_mask, cache, kwargs)
         batch, length = hidden_states.shape[:2]
         cos_sin_cache, positions = position_embeddings
+        seen = 0 if cache is None else cache.get_seq_length(self.layer_idx)
+        _refuse_length(seen + length, cos_sin_cache.shape[0])
         widths = [self.num_heads, self.num_kv_heads, self.num_kv_heads]
         q, k, v = self.project(hidden_states).split([n * self.head_dim for n in widths], dim=-1)
         q, k = torch.ops.torch_ops.apply_rope(
@@ -91,7 +93,6 @@ class SelfAttention(FusedLinears):
         if cache is not None:
             k, v = cache.update(k.transpose(1, 2), v.transpose(1, 2), self.layer_idx)
             k, v = k.transpose(1, 2), v.transpose(1, 2)
-        _refuse_length(k.shape[1], cos_sin_cache.shape[0])
         out = self.attn(q, k, v).reshape(batch, length, self.num_heads * self.head_dim)
         return run_linear(self.o_proj, out), None
 

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-__all__ = ["SlotCache"]
+from torch_ops import dynamo
+
+__all__ = ["SlotCache", "argument"]
+
+
+def argument(model: Any) -> str:
+    """Name of the argument by which a model takes a cache: it was renamed in transformers 5.20."""
+    known = inspect.signature(model.forward).parameters
+    return "cache" if "cache" in known else "past_key_values"
 
 
 class _Fill:
@@ -19,10 +28,12 @@ class _Fill:
     """
 
     def __init__(self) -> None:
-        self.extent = torch.empty(0, 0)
+        self.set(0)
 
     def set(self, length: int) -> None:
-        self.extent = self.extent.new_empty(length, 0)
+        self.extent = torch.empty(length, 0)
+        if not torch.compiler.is_compiling():
+            dynamo.mark_dynamic(self.extent, 0)
 
 
 class _SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]

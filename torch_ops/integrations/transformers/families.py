@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch_ops.integrations.transformers.mlp import GATES
 from torch_ops.integrations.transformers.projection import unfusable
 
-__all__ = ["Role", "misfit", "plain_linear", "role_of", "window_left"]
+__all__ = ["Role", "misfit", "only_records", "plain_linear", "role_of", "window_left"]
 
 _FAMILIES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2"}
 _SUFFIXES = {
@@ -57,7 +57,7 @@ def plain_linear(module: nn.Module) -> bool:
 def misfit(module: nn.Module, role: Role) -> str | None:
     """Say why a module of a known type can't be replaced, or None if it can."""
     for hooks in (module._forward_hooks, module._forward_pre_hooks):
-        if any(not _only_records(hook) for hook in hooks.values()):
+        if any(not only_records(hook) for hook in hooks.values()):
             return "it has forward hooks, which its replacement would not run"
     if "forward" in vars(module):
         return "its forward was replaced on the instance"
@@ -65,8 +65,8 @@ def misfit(module: nn.Module, role: Role) -> str | None:
     return check(module) if check else None
 
 
-def _only_records(hook: Callable[..., Any]) -> bool:
-    # transformers adds these to every layer once outputs are asked for; they stay on the original.
+def only_records(hook: Callable[..., Any]) -> bool:
+    """Whether transformers added this hook, to every layer, when outputs were asked for."""
     return getattr(hook, "__module__", "") == "transformers.utils.output_capturing"
 
 

@@ -1,0 +1,83 @@
+"""What the accelerated attention can't honor is refused, never dropped."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from torch_ops.integrations.transformers import accelerate
+from torch_ops.integrations.transformers.cache import SlotCache
+
+from . import support
+from .support import CACHE, POSITIONS, model, tokens, transformers
+
+
+@pytest.fixture
+def made() -> torch.nn.Module:
+    made: torch.nn.Module = model()
+    accelerate(made)
+    return made
+
+
+def test_a_mask_of_ones_changes_nothing(made: torch.nn.Module) -> None:
+    ids = tokens(2)
+    logits = made(ids).logits
+    assert torch.equal(made(ids, attention_mask=torch.ones_like(ids)).logits, logits)
+
+
+@pytest.mark.parametrize("side", [0, -1])
+def test_padding_is_refused(made: torch.nn.Module, side: int) -> None:
+    ids = tokens(2)
+    mask = torch.ones_like(ids)
+    mask[1, side] = 0
+    with pytest.raises(ValueError, match="attention_mask: received one with padding"):
+        made(ids, attention_mask=mask)
+    with pytest.raises(ValueError, match="attention_mask: received one with padding"):
+        support.generate(made, ids, attention_mask=mask)
+
+
+def test_a_mask_of_four_dimensions_is_refused(made: torch.nn.Module) -> None:
+    ids = tokens()
+    mask = torch.ones(1, 1, 9, 9, dtype=torch.bool).tril()
+    with pytest.raises(ValueError, match=r"received a mask of shape \(1, 1, 9, 9\)"):
+        made(ids, attention_mask=mask)
+
+
+def test_packed_sequences_are_refused(made: torch.nn.Module) -> None:
+    ids = tokens()
+    packed = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]])
+    with pytest.raises(ValueError, match="a pattern that is not causal"):
+        made(ids, position_ids=packed, use_cache=False)
+
+
+def test_static_caches_are_refused(made: torch.nn.Module) -> None:
+    cache = transformers.StaticCache(config=made.config, max_cache_len=16)
+    with pytest.raises(ValueError, match="slots that are not filled"):
+        made(tokens(), **{CACHE: cache})
+
+
+def test_texts_beyond_the_table_are_refused(made: torch.nn.Module) -> None:
+    made(tokens(1, POSITIONS))
+    with pytest.raises(ValueError, match=f"received {POSITIONS + 1} tokens, accepted: at most"):
+        made(tokens(1, POSITIONS + 1))
+
+
+def test_compiled_code_refuses_padding_when_it_runs(
+    made: torch.nn.Module, fresh_dynamo: None
+) -> None:
+    ids = tokens(2)
+    step = torch.compile(made, fullgraph=True)
+    mask = torch.ones_like(ids)
+    with torch.no_grad():
+        assert torch.equal(step(ids, attention_mask=mask).logits, step(ids).logits)
+        mask[0, 0] = 0
+        with pytest.raises(RuntimeError, match="attention_mask: received one with padding"):
+            step(ids, attention_mask=mask)
+
+
+def test_more_tokens_than_slots_are_refused(made: torch.nn.Module) -> None:
+    cache = SlotCache(made.config, 10)
+    made(tokens(), **{CACHE: cache})
+    made(tokens(1, 1), **{CACHE: cache})
+    with pytest.raises(ValueError, match="SlotCache: received 11 tokens in all"):
+        made(tokens(1, 1), **{CACHE: cache})
