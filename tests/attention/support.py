@@ -111,9 +111,14 @@ def stack(count: int, **options: object) -> Stack:
     )
 
 
+def layers(model: nn.Module) -> list[Attention]:
+    """The attention layers of a model, in order."""
+    return [module for module in model.modules() if isinstance(module, Attention)]
+
+
 def backends(model: nn.Module) -> list[str]:
-    """What each layer of a model runs, in order."""
-    return [m.backend.value for m in model.modules() if isinstance(m, Attention)]
+    """What each layer of a model says that it runs, in order."""
+    return [layer.backend.value for layer in layers(model)]
 
 
 _numbers = itertools.count()

@@ -345,10 +345,7 @@ def test_moving_to_a_dtype_keeps_the_override(layer: Attention, dtype: torch.dty
 
 
 def test_overrides_are_prepared_where_the_layer_is_called(script: Any) -> None:
-    layer = support.stack(1).layers[0]
-    assert isinstance(layer, Attention)
-    places: list[str] = []
-    script.acts["supports", 1.0] = lambda: places.append("asked")
+    layer = support.layers(support.stack(1))[0]
     layer(*support.inputs(layer, dtype=torch.bfloat16))  # never moved to bfloat16
     apply_attention_backend_override(layer, "scripted_one")
     prepared = script.counts["prepare", "scripted_one"]
@@ -408,7 +405,7 @@ def test_deleted_layers_leave_nothing_behind() -> None:
     model = support.stack(5)
     for target in ("torch_math", "torch_flash", None):
         override_attention_backend(model, target)
-        model(*support.inputs(model.layers[0]))  # type: ignore[arg-type]
+        model(*support.inputs(support.layers(model)[0]))
     assert len(configuration._by_id) == before + 5 * 3
     gone = weakref.ref(model)
     del model

@@ -18,6 +18,8 @@ from torch_ops.errors import listing
 
 __all__ = ["Attention", "AttentionMetadata"]
 
+_PER_OBJECT = ("_lock", "_cache", "_configurations", "_configuration", "_route", "_changed_by")
+
 
 @dataclass(frozen=True)
 class AttentionMetadata:
@@ -194,7 +196,7 @@ class Attention(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(super().__getstate__())  # type: ignore[no-untyped-call]
-        for name in ("_lock", "_cache", "_configurations", "_configuration", "_route"):
+        for name in _PER_OBJECT:
             state.pop(name, None)
         state["_override"] = self._configuration.override
         return state

@@ -20,18 +20,18 @@ class Script:
     """What is to happen, and what has happened.
 
     Attributes:
-        acts: Called at a step (``"supports"``, ``"prepare"``, ``"run"``) of the layer with a
-            scale; what ``supports`` and ``prepare`` get from it they return.
+        acts: By step (``"supports"``, ``"prepare"``, ``"run"``), family and the layer's scale what
+            is called there; what ``supports`` and ``prepare`` get from it they return.
         counts: How often each step of each family was reached.
     """
 
     def __init__(self) -> None:
-        self.acts: dict[tuple[str, float], Callable[[], object]] = {}
+        self.acts: dict[tuple[str, str, float], Callable[[], object]] = {}
         self.counts: Counter[tuple[str, str]] = Counter()
 
     def reach(self, step: str, spec: AttentionSpec, member: AttentionBackend) -> object:
         self.counts[step, member.value] += 1
-        act = self.acts.get((step, spec.scale))
+        act = self.acts.get((step, member.value, spec.scale))
         return act() if act is not None else None
 
 
