@@ -115,26 +115,37 @@ def no_overlap(op: str, first: str, x: Tensor, second: str, y: Tensor) -> None:
 def _may_overlap(x: Tensor, y: Tensor) -> bool:
     if x.numel() == 0 or y.numel() == 0:
         return False
-    low, high = (x, y) if x.storage_offset() <= y.storage_offset() else (y, x)
-    apart: Any = high.storage_offset() - low.storage_offset()
-    if apart > _span(low):
+    (first, end), (other, other_end) = _bytes(x), _bytes(y)
+    if end <= other or other_end <= first:
         return False
-    return not _column_blocks(low, high, apart)
+    pitches = {step for size, step in (*_steps(x), *_steps(y)) if size > 1 and step > 0}
+    return not any(_columns_apart(x, y, pitch) for pitch in pitches)
 
 
-def _span(x: Tensor) -> int:
-    """Distance in elements from the first to the last element."""
-    return sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
+def _steps(x: Tensor) -> list[tuple[Any, Any]]:
+    """Give size and stride in bytes of each dimension."""
+    width = x.element_size()
+    return [(size, stride * width) for size, stride in zip(x.shape, x.stride(), strict=True)]
 
 
-def _column_blocks(low: Tensor, high: Tensor, apart: int) -> bool:
-    """Whether both are column ranges of one row-major matrix that don't meet."""
-    if low.dim() < 2 or low.shape[:-1] != high.shape[:-1] or low.stride() != high.stride():
-        return False
-    if low.stride(-1) != 1:
-        return False
-    rows = [
-        stride for stride, size in zip(low.stride()[:-1], low.shape[:-1], strict=True) if size > 1
-    ]
-    pitch = min(rows, default=apart + high.shape[-1])
-    return low.shape[-1] <= apart and apart + high.shape[-1] <= pitch
+def _bytes(x: Tensor) -> tuple[Any, Any]:
+    """Where in its storage the first element begins and the last one ends."""
+    first: Any = x.storage_offset() * x.element_size()
+    last = sum((size - 1) * step for size, step in _steps(x))
+    return first, first + last + x.element_size()
+
+
+def _columns_apart(x: Tensor, y: Tensor, pitch: int) -> bool:
+    """Whether both keep to columns of their own in a matrix with rows of ``pitch`` bytes.
+
+    So do the parts of a packed projection: queries and keys, or gate and value.
+    """
+    (first, end), (other, other_end) = _columns(x, pitch), _columns(y, pitch)
+    return bool(max(end, other_end) <= pitch and (end <= other or other_end <= first))
+
+
+def _columns(x: Tensor, pitch: int) -> tuple[Any, Any]:
+    """Give the columns that a tensor touches, the last one exclusive; past ``pitch`` it wraps."""
+    first: Any = x.storage_offset() * x.element_size() % pitch
+    inside = sum((size - 1) * step for size, step in _steps(x) if step % pitch)
+    return first, first + inside + x.element_size()

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch._C._dynamo import eval_frame as _eval_frame
 
-__all__ = ["depend", "mark_dynamic", "skip"]
+__all__ = ["depend", "mark_dynamic", "skip", "tracing"]
 
 _SKIP = _eval_frame._FrameExecStrategy(_eval_frame._FrameAction.SKIP, _eval_frame._FrameAction.SKIP)
 _ATTRIBUTE = "_torch_ops_dependency"
@@ -62,6 +62,11 @@ def _current_tracer() -> Any:
         return InstructionTranslator.current_tx()
     except AttributeError:  # how Dynamo says that nothing is being traced
         return None
+
+
+def tracing() -> bool:
+    """Whether Dynamo is tracing in this thread, as it does when it runs a fake."""
+    return _current_tracer() is not None
 
 
 def depend(

@@ -60,7 +60,7 @@ def install(
     below the operator, as it is in compiled graphs: products inside would be made in half
     precision, and in eager code alone.
     """
-    _library._register_fake(overload, fake, _stacklevel=0, allow_override=True)
+    _library._register_fake(overload, _told_by_dynamo(fake), _stacklevel=0, allow_override=True)
     for key, kernel in zip(_DEVICE_KEYS, kernels, strict=True):
         dynamo.skip(kernel.__code__)
         _library.impl(overload, kernel, key)
@@ -70,6 +70,20 @@ def install(
         _library.impl(overload, _below_autocast(overload), key)
     if mutates:
         _library.impl(overload, fallthrough_kernel, "ADInplaceOrView", allow_override=True)
+
+
+def _told_by_dynamo(fake: Callable[..., Any]) -> Callable[..., Any]:
+    """Let Dynamo raise what the fake raises; it makes a graph break of two classes of errors."""
+
+    def told(*args: Any) -> Any:
+        try:
+            return fake(*args)
+        except (TypeError, NotImplementedError) as error:
+            if not dynamo.tracing():
+                raise
+            raise TorchOpsError(f"{type(error).__name__}: {error}") from error
+
+    return told
 
 
 def _below_autocast(overload: str) -> Callable[..., Any]:

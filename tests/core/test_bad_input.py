@@ -1,0 +1,399 @@
+"""Illegal calls: one text for every backend, in kernel and fake, eager and compiled.
+
+It names op, argument, what was received and what is accepted; no kernel has started and nothing
+was written.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._dynamo.exc import TorchRuntimeError
+from torch._subclasses import FakeTensorMode
+
+import torch_ops
+from torch_ops import ops, policy, runtime
+from torch_ops.declarations import catalogue
+
+from . import samples
+from .samples import BACKENDS, OPS, Arguments
+
+Change = Callable[[Arguments], dict[str, Any]]
+Case = tuple[str, str, Change, type[Exception], str]
+
+
+def case(argument: str, what: str, change: Change, received: str, accepted: str = "") -> Any:
+    """A change that makes a call illegal, and the words for it."""
+    kind = TypeError if received.startswith("torch") else ValueError
+    message = rf"argument '{argument}' is {received}.* \(accepted: .*{accepted}"
+    return argument, what, change, kind, message
+
+
+def cut(name: str, dim: int = -1) -> Change:
+    """Make a dimension one shorter."""
+    return lambda args: {name: args[name].narrow(dim, 0, args[name].shape[dim] - 1)}
+
+
+def to(name: str, target: Any) -> Change:
+    return lambda args: {name: args[name].to(target)}
+
+
+def put(name: str, value: Any) -> Change:
+    return lambda args: {name: value}
+
+
+def rank(name: str, *shape: int) -> Change:
+    return lambda args: {name: args[name].new_zeros(shape)}
+
+
+def floats(name: str) -> list[Any]:
+    """Not a floating dtype, and float8."""
+    return [
+        case(name, "int", to(name, torch.int32), r"torch\.int32", r"torch\.bfloat16"),
+        case(name, "float8", to(name, torch.float8_e4m3fn), r"torch\.float8_e4m3fn"),
+    ]
+
+
+def vector(name: str) -> list[Any]:
+    return [
+        case(name, "length", cut(name), r"of shape \[15\]", r"\[16\], the last dimension of 'x'"),
+        case(name, "rank", rank(name, 1, 16), r"of shape \[1, 16\]", r"\[16\]"),
+        case(name, "dtype", to(name, torch.int64), r"torch\.int64", r"torch\.float32"),
+        case(name, "device", to(name, "meta"), "on device", "as 'x'"),
+    ]
+
+
+EPS = [
+    case("eps", "negative", put("eps", -1e-6), "-1e-06", "a number >= 0"),
+    case("eps", "nan", put("eps", float("nan")), "nan", "a number >= 0"),
+]
+X = [*floats("x"), case("x", "rank", rank("x"), r"of shape \[\]", "rank >= 1")]
+NORM = [*X, *vector("weight"), *EPS]
+FUSED = [
+    *NORM,
+    case("residual", "shape", cut("residual", 0), r"of shape \[2, 2, 16\]", "the shape of 'x'"),
+    case("residual", "dtype", to("residual", torch.float16), r"torch\.float16", "as 'x'"),
+    case("residual", "device", to("residual", "meta"), "on device", "as 'x'"),
+]
+GATE = [*X, case("x", "odd", cut("x"), r"of shape \[3, 2, 15\]", "an even last dimension, not 15")]
+ROPE = [
+    *floats("q"),
+    case("q", "rank", rank("q", 3, 16), r"of shape \[3, 16\]", r"rank 3, \[T, H, D\]"),
+    case("k", "tokens", cut("k", 0), r"of shape \[2, 2, 16\]", r"\[3, K, 16\]"),
+    case("k", "head_dim", cut("k"), r"of shape \[3, 2, 15\]", r"\[3, K, 16\]"),
+    case("k", "rank", rank("k", 3, 16), r"of shape \[3, 16\]", "T and D of 'q'"),
+    case("k", "dtype", to("k", torch.float16), r"torch\.float16", "as 'q'"),
+    case("k", "device", to("k", "meta"), "on device", "as 'q'"),
+    case(
+        "cos_sin_cache", "dtype", to("cos_sin_cache", torch.float64), r"torch\.float64", "float32"
+    ),
+    case("cos_sin_cache", "rank", rank("cos_sin_cache", 8), r"of shape \[8\]", "rank 2"),
+    case("cos_sin_cache", "odd", cut("cos_sin_cache"), r"of shape \[32, 7\]", "an even rotary_dim"),
+    case("cos_sin_cache", "wide", rank("cos_sin_cache", 32, 18), r"of shape \[32, 18\]", "most 16"),
+    case("cos_sin_cache", "device", to("cos_sin_cache", "meta"), "on device", "as 'q'"),
+    case("positions", "dtype", to("positions", torch.float32), r"torch\.float32", "int32, torch.i"),
+    case("positions", "shape", cut("positions"), r"of shape \[2\]", r"\[3\]"),
+    case("positions", "device", to("positions", "meta"), "on device", "as 'q'"),
+]
+ATTENTION = [
+    *floats("q"),
+    case("q", "rank", rank("q", 3, 4, 16), r"of shape \[3, 4, 16\]", r"rank 4, \[B, S_q, H, D\]"),
+    case("k", "batch", cut("k", 0), r"of shape \[2, 5, 2, 16\]", r"\[3, S_kv, K, 16\]"),
+    case("k", "head_dim", cut("k"), r"of shape \[3, 5, 2, 15\]", r"\[3, S_kv, K, 16\]"),
+    case("k", "rank", rank("k", 5, 2, 16), r"of shape \[5, 2, 16\]", "B and D of 'q'"),
+    case("k", "dtype", to("k", torch.float16), r"torch\.float16", "as 'q'"),
+    case("v", "dtype", to("v", torch.float16), r"torch\.float16", "as 'q'"),
+    case("v", "length", cut("v", 1), r"of shape \[3, 4, 2, 16\]", r"\[3, 5, 2, 'D'\]"),
+    case("v", "device", to("v", "meta"), "on device", "as 'q'"),
+    case(
+        "k",
+        "heads",
+        lambda args: {n: args[n].new_zeros(3, 5, 3, 16) for n in ("k", "v")},
+        "of 3 heads",
+        "a divisor of the 4 heads of 'q'",
+    ),
+    case("scale", "infinite", put("scale", float("inf")), "inf", "a finite number or None"),
+    case("scale", "nan", put("scale", float("nan")), "nan", "a finite number or None"),
+    case("window_left", "low", put("window_left", -2), "-2", "-1 for none, or a number >= 0"),
+    case("logits_soft_cap", "negative", put("logits_soft_cap", -1.0), r"-1\.0", "a number >= 0"),
+    case("logits_soft_cap", "nan", put("logits_soft_cap", float("nan")), "nan", "a number >= 0"),
+]
+MERGE = [
+    *floats("v_a"),
+    case("v_a", "rank", rank("v_a", 3, 16), r"of shape \[3, 16\]", r"rank 3, \[T, H, D\]"),
+    case("v_b", "shape", cut("v_b", 0), r"of shape \[2, 2, 16\]", "the shape of 'v_a'"),
+    case("v_b", "dtype", to("v_b", torch.float16), r"torch\.float16", "as 'v_a'"),
+    case("v_b", "device", to("v_b", "meta"), "on device", "as 'v_a'"),
+    case("s_a", "shape", cut("s_a"), r"of shape \[3, 1\]", r"\[3, 2\], \[T, H\] of 'v_a'"),
+    case("s_b", "dtype", to("s_b", torch.float16), r"torch\.float16", r"torch\.float32"),
+    case("s_b", "device", to("s_b", "meta"), "on device", "as 'v_a'"),
+]
+SHARED = [
+    case("x", "is residual", lambda args: {"residual": args["x"]}, "at offset 0", "clone one of"),
+    case(
+        "x",
+        "overlaps",
+        lambda args: {
+            "x": (both := torch.zeros(4, 2, 16))[:3],
+            "residual": both[1:],
+        },
+        r"at offset 0 of the storage of 'residual' \(offset 32\)",
+        "memory apart from 'residual'",
+    ),
+    case(
+        "weight",
+        "is a row of x",
+        lambda args: {"weight": args["x"][1, 1]},
+        r"at offset 48 of the storage of 'x' \(offset 0\)",
+        "clone one of them",
+    ),
+    case(
+        "weight",
+        "of another dtype in x",
+        lambda args: {
+            "x": (store := torch.zeros(128)).view(torch.bfloat16)[20:116].view(3, 2, 16),
+            "residual": torch.zeros(3, 2, 16, dtype=torch.bfloat16),
+            "weight": store[:16],
+        },
+        "at offset 0 of the storage of 'x'",
+        "clone one of them",
+    ),
+    case(
+        "x",
+        "expanded",
+        lambda args: {"x": torch.zeros(1, 2, 16).expand(3, 2, 16)},
+        r"of strides \[0, 16, 1\]",
+        "elements don't share memory; clone it first",
+    ),
+]
+SHARED_ROPE = [
+    case("q", "overlaps", lambda args: {"k": args["q"][:, :2]}, "at offset 0", "clone one of them"),
+    case(
+        "q",
+        "in the cache",
+        lambda args: {
+            "q": args["cos_sin_cache"][:24].view(3, 4, 16)[:, :, :],
+            "k": args["k"],
+        },
+        "at offset 0 of the storage of 'cos_sin_cache'",
+        "clone one of them",
+    ),
+    case(
+        "k",
+        "expanded",
+        lambda args: {"k": torch.zeros(3, 1, 16).expand(3, 2, 16)},
+        "of strides",
+        "clone it first",
+    ),
+]
+BAD: dict[str, list[Any]] = {
+    "apply_rope": ROPE,
+    "apply_rope_": [*ROPE, *SHARED_ROPE],
+    "attention": ATTENTION,
+    "attention_with_lse": ATTENTION,
+    "fused_add_rms_norm": FUSED,
+    "fused_add_rms_norm_": [*FUSED, *SHARED],
+    "gelu_and_mul": GATE,
+    "gelu_tanh_and_mul": GATE,
+    "gemma_rms_norm": NORM,
+    "layer_norm": [*NORM, *vector("bias")],
+    "merge_state": MERGE,
+    "rms_norm": NORM,
+    "silu_and_mul": GATE,
+}
+CASES = [
+    pytest.param(op, *found[2:], id=f"{op}-{found[0]}-{found[1].replace(' ', '_')}")
+    for op in OPS
+    for found in BAD[op]
+]
+
+
+FIRST_OF_EACH = list(
+    {(p.values[0], str(p.values[3]).split(" is ")[0], p.values[2]): p for p in CASES[::-1]}.values()
+)
+"""One case for each op, argument and class: what Dynamo makes of it depends on no more."""
+
+
+def test_every_op_is_covered() -> None:
+    assert set(BAD) == set(samples.MAKERS) == set(catalogue())
+
+
+@pytest.fixture
+def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Fail where a kernel would be chosen: it has to be too late by then."""
+
+    def start(*args: object) -> Callable[..., Any]:
+        raise AssertionError("a kernel was about to start")
+
+    policy.invalidate()
+    monkeypatch.setattr(runtime, "_resolve", start)
+    yield
+    policy.invalidate()
+
+
+def bad(op: str, change: Change) -> Arguments:
+    args = samples.arguments(op)
+    return args | change(args)
+
+
+def copies(args: Arguments) -> list[tuple[Tensor, Tensor, int]]:
+    return [(t, t.clone(), t._version) for t in args.values() if isinstance(t, Tensor)]
+
+
+def untouched(before: list[tuple[Tensor, Tensor, int]]) -> bool:
+    return all(
+        t._version == version and (t.is_meta or bits(t).equal(bits(copy)))
+        for t, copy, version in before
+    )
+
+
+def bits(tensor: Tensor) -> Tensor:
+    return tensor.contiguous().view(torch.uint8) if tensor.dim() else tensor
+
+
+@pytest.mark.parametrize(("op", "change", "kind", "message"), CASES)
+@pytest.mark.usefixtures("nothing_starts")
+def test_eager(op: str, change: Change, kind: type[Exception], message: str) -> None:
+    """Through the operator, its ``.backend`` overload for every backend, and the callable."""
+    args = bad(op, change)
+    before = copies(args)
+    packet = getattr(torch.ops.torch_ops, op)
+    calls: list[Callable[[], Any]] = [
+        lambda: packet(*args.values()),
+        lambda: packet.default(**args),
+        lambda: getattr(ops, op)(**args),
+        *(lambda b=b: packet.backend(*args.values(), b) for b in BACKENDS),
+        *(lambda b=b: getattr(ops, op)(**args, backend=b) for b in BACKENDS),
+    ]
+    texts = set()
+    for call in calls:
+        with pytest.raises(kind, match=rf"op '{op}': {message}") as raised:
+            call()
+        texts.add(str(raised.value))
+        with torch.inference_mode(), pytest.raises(kind, match=message):
+            call()
+    assert len({re.sub("device (cpu|meta)", "device", text) for text in texts}) == 1
+    assert untouched(before)
+
+
+@pytest.mark.parametrize(("op", "change", "kind", "message"), CASES)
+def test_fake(op: str, change: Change, kind: type[Exception], message: str) -> None:
+    """The fake of every backend gives the same class and text."""
+    args = bad(op, change)
+    packet = getattr(torch.ops.torch_ops, op)
+    mode = FakeTensorMode()
+    fakes = {k: mode.from_tensor(v) if isinstance(v, Tensor) else v for k, v in args.items()}
+    with mode:
+        with pytest.raises(kind, match=rf"op '{op}': {message}"):
+            packet(*fakes.values())
+        for backend in BACKENDS:
+            with pytest.raises(kind, match=rf"op '{op}': {message}"):
+                packet.backend(*fakes.values(), backend)
+
+
+@pytest.mark.parametrize(("op", "change", "kind", "message"), FIRST_OF_EACH)
+@pytest.mark.usefixtures("nothing_starts")
+def test_compiled(op: str, change: Change, kind: type[Exception], message: str) -> None:
+    """Dynamo wraps what a fake raises; the text is ours, whether graphs may break or not."""
+    args = bad(op, change)
+    before = copies(args)
+    packet: Any = getattr(torch.ops.torch_ops, op)
+    torch._dynamo.reset()
+    compiled: Any = torch.compile(packet, backend="eager", fullgraph=True)
+    with pytest.raises(TorchRuntimeError, match=rf"op '{op}': {message}"):
+        compiled(*args.values())
+    assert untouched(before)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.usefixtures("nothing_starts")
+def test_compiled_with_a_chosen_backend(op: str, backend: str) -> None:
+    """The first case of each op, a wrong dtype, through the other overload."""
+    _, _, change, _, message = BAD[op][0]
+    args = bad(op, change)
+    call = getattr(ops, op)
+    torch._dynamo.reset()
+    for fullgraph in (True, False):
+        compiled = torch.compile(
+            lambda *a: call(*a, backend=backend), backend="eager", fullgraph=fullgraph
+        )
+        with pytest.raises(TorchRuntimeError, match=rf"op '{op}': {message}"):
+            compiled(*args.values())
+
+
+TENSORS = [
+    (op, name)
+    for op in OPS
+    for name in catalogue()[op].tensor_arguments
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("op", "name"), TENSORS)
+@pytest.mark.usefixtures("nothing_starts")
+def test_not_a_tensor(op: str, name: str) -> None:
+    """A TypeError of ours through the callable; the dispatcher answers first elsewhere."""
+    args = samples.arguments(op)
+    optional = catalogue()[op].signature.parameters[name].annotation is not Tensor
+    accepted = "a Tensor or None" if optional else "a Tensor"
+    for value in ([1.0], 1.0, "x", torch.nn.Linear(1, 1)):
+        text = f"op '{op}': argument '{name}' must be {accepted}, received {type(value).__name__}"
+        for backend in (None, *BACKENDS):
+            with pytest.raises(TypeError, match=f"^{text}$"):
+                getattr(ops, op)(**args | {name: value}, backend=backend)
+        with pytest.raises(RuntimeError, match=f"argument '{name}'"):
+            getattr(torch.ops.torch_ops, op)(*(args | {name: value}).values())
+    if not optional:
+        with pytest.raises(TypeError, match=f"op '{op}': argument '{name}' .*received NoneType"):
+            getattr(ops, op)(**args | {name: None})
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_not_a_tensor_compiled(op: str) -> None:
+    args = samples.arguments(op)
+    name = catalogue()[op].tensor_arguments[0]
+    call: Any = getattr(ops, op)
+    torch._dynamo.reset()
+    compiled: Any = torch.compile(call, backend="eager", fullgraph=True)
+    with pytest.raises(Exception, match=f"op '{op}': argument '{name}' must be a Tensor, received"):
+        compiled(**args | {name: [1.0]})
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_wrong_number_of_arguments(op: str) -> None:
+    args = samples.arguments(op)
+    call = getattr(ops, op)
+    with pytest.raises(TypeError, match=rf"{op}\(\) missing \d+ required positional argument"):
+        call()
+    with pytest.raises(TypeError, match=rf"{op}\(\) takes .* positional argument"):
+        call(*args.values(), "torch")
+    with pytest.raises(TypeError, match=rf"{op}\(\) got an unexpected keyword argument 'epsilon'"):
+        call(**args, epsilon=1e-5)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_arguments_that_share_a_storage_but_no_element(backend: str) -> None:
+    """Columns and rows of one matrix are apart: the packed layouts of real models."""
+    packed = torch.randn(3, 4 + 2, 16)
+    q, k = packed[:, :4], packed[:, 4:]
+    cache, positions = torch.randn(8, 16), torch.arange(3)
+    expected = ops.apply_rope(q, k, cache, positions)
+    ops.apply_rope_(q, k, cache, positions, backend=backend)
+    torch.testing.assert_close((q, k), expected)
+    rows = torch.randn(4, 16)
+    x, residual = rows[:2], rows[2:]
+    wanted = ops.fused_add_rms_norm(x, residual, torch.ones(16))
+    ops.fused_add_rms_norm_(x, residual, torch.ones(16), backend=backend)
+    torch.testing.assert_close((x, residual), wanted)
+
+
+def test_every_good_sample_is_accepted() -> None:
+    """So that what the cases change is what is refused."""
+    with torch_ops.debug():
+        for op in OPS:
+            getattr(ops, op)(**samples.arguments(op), backend="torch")
