@@ -46,7 +46,7 @@ def norm(x: Tensor, weight: Tensor | None) -> str | None:
         return "weight None (required by the kernel)"
     if weight.dtype is not x.dtype:
         return f"weight dtype {weight.dtype} (supported: {x.dtype}, that of x); convert the weight"
-    width = x.shape[-1]
+    width = weight.numel()  # that of x; asking x for its shape costs as much as all else here
     if (
         x.is_contiguous()
         and weight.is_contiguous()
@@ -72,10 +72,7 @@ def _unusual_rows(x: Tensor, weight: Tensor) -> str | None:
     vector = min(16, (width & -width) * size)
     for name, tensor in (("x", x), ("weight", weight)):
         if tensor.data_ptr() % vector:
-            aligned = tensor.data_ptr() & -tensor.data_ptr()
-            return (
-                f"{name} is aligned to {aligned} bytes (supported: {vector}, for rows of {width})"
-            )
+            return misaligned(name, tensor, f"{vector}, for rows of {width}")
     count, pitch = flat.shape[0], flat.stride(0)
     if count > 1 and pitch * size % vector:
         return (
@@ -94,9 +91,7 @@ def gate(x: Tensor, dtypes: Sequence[torch.dtype]) -> str | None:
         return unsupported("x", x, dtypes)
     step = 16 // x.element_size()
     half = x.shape[-1] // 2
-    if x.is_contiguous() and not (half % step or x.data_ptr() & 15):
-        return None
-    if x.numel() == 0:
+    if (not (half % step or x.data_ptr() & 15) and x.is_contiguous()) or x.numel() == 0:
         return None
     if half % step:
         return f"x of width {2 * half} (supported: multiples of {2 * step} in {x.dtype})"

@@ -12,7 +12,8 @@ __all__ = ["activate"]
 
 def activate(name: str, x: Tensor) -> Tensor:
     """Run one of them into a fresh tensor."""
-    out = x.new_empty((*x.shape[:-1], x.shape[-1] // 2))
+    *lead, width = x.shape
+    out = x.new_empty((*lead, width // 2))
     if not out.numel():
         return out
     function, overlap, index = _modules.activation(name), _modules.pdl(x), x.get_device()

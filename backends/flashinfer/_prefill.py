@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from torch_ops.platform import Platform
 
 from . import _modules, _ragged
 
-__all__ = ["attend", "family", "layout", "load", "refusal", "unfit"]
+__all__ = ["Call", "attend", "family", "layout", "load", "refusal", "unfit"]
 
 HEAD_DIMS = (64, 128, 256)
 MIN_SCALE = 1e-3  # a masked logit then weighs less than 2**-72 of the largest one
@@ -102,51 +102,63 @@ def _single(name: str, dtype: torch.dtype, head_dim: int, windowed: bool) -> Any
     return once(key, f"{what}, windowed" if windowed else what, build)
 
 
-def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    is_causal: bool,
-    scale: float | None,
-    window_left: int,
-    name: str,
-    with_lse: bool,
-) -> tuple[Tensor, Tensor | None]:
-    """Attend with one family; gives ``[B, S, H, D]`` and, if wanted, the LSE ``[B, S, H]``."""
+class Call(NamedTuple):
+    """What a call asks for besides its tensors.
+
+    Attributes:
+        family: ``"fa2"`` or ``"fa3"``.
+        is_causal, scale, window_left: As in the op.
+        with_lse: Whether the LSE is wanted.
+    """
+
+    family: str
+    is_causal: bool
+    scale: float | None
+    window_left: int
+    with_lse: bool
+
+
+def attend(call: Call, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Give ``[B, S, H, D]`` and, where it is wanted, the LSE ``[B, S, H]``."""
+    queries, keys = q.shape[1], k.shape[1]
+    empty = max(queries - keys, 0) if call.is_causal or not keys else 0
+    if not empty and q.numel():
+        return _attend(call, q, k, v)
+    # Queries that stand before the first key attend to nothing.
+    out = q.new_zeros(q.shape)
+    lse = q.new_full(q.shape[:3], -math.inf, dtype=torch.float32) if call.with_lse else None
+    if empty < queries and q.numel():
+        seen, seen_lse = _attend(call, q[:, empty:], k, v)
+        out[:, empty:] = seen
+        if lse is not None and seen_lse is not None:
+            lse[:, empty:] = seen_lse
+    return out, lse
+
+
+def _attend(call: Call, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Attend where every query has a key."""
     batch, queries, heads, head_dim = q.shape
     keys = k.shape[1]
-    empty = max(queries - keys, 0) if is_causal or not keys else 0
-    if empty or not q.numel():  # queries that stand before the first key attend to nothing
-        out = q.new_zeros(q.shape)
-        lse = q.new_full(q.shape[:3], -math.inf, dtype=torch.float32) if with_lse else None
-        if empty < queries and q.numel():
-            seen, seen_lse = attend(
-                q[:, empty:], k, v, is_causal, scale, window_left, name, with_lse
-            )
-            out[:, empty:] = seen
-            if lse is not None and seen_lse is not None:
-                lse[:, empty:] = seen_lse
-        return out, lse
-    scale = head_dim**-0.5 if scale is None else scale
-    window_left = min(window_left, keys)
+    scale = head_dim**-0.5 if call.scale is None else call.scale
+    window_left = min(call.window_left, keys)
     if batch > 1:
         shape = _ragged.Shape(
-            q.device, name, q.dtype, batch, queries, keys, heads, k.shape[2], head_dim,
-            is_causal, window_left, scale,
+            q.device, call.family, q.dtype, batch, queries, keys, heads, k.shape[2], head_dim,
+            call.is_causal, window_left, scale,
         )  # fmt: skip
-        result = _ragged.run(shape, q, k, v, with_lse)
+        result = _ragged.run(shape, q, k, v, call.with_lse)
     else:
-        result = _single(name, q.dtype, head_dim, window_left >= 0)(
+        result = _single(call.family, q.dtype, head_dim, window_left >= 0)(
             q[0],
             k[0],
             v[0],
-            causal=is_causal,
+            causal=call.is_causal,
             sm_scale=scale,
             window_left=window_left,
-            backend=name,
-            return_lse=with_lse,
+            backend=call.family,
+            return_lse=call.with_lse,
         )
-    out, lse = result if with_lse else (result, None)
-    if lse is not None:
-        lse = lse.mul_(_LOG_2).view(batch, queries, heads)  # it is a logarithm in base 2
-    return out.view(batch, queries, heads, head_dim), lse
+    if not call.with_lse:
+        return result.view(q.shape), None
+    out, lse = result
+    return out.view(q.shape), lse.mul_(_LOG_2).view(q.shape[:3])  # it is a logarithm in base 2

@@ -25,10 +25,12 @@ def refusal(
     """Give why these can't be rotated, or None."""
     if q.dtype not in limits.HALVES:
         return limits.unsupported("q", q, limits.HALVES)
+    tokens, heads, head_dim = q.shape
     if q.numel() == 0 or k.numel() == 0:
-        return None if q.shape[0] == 0 or q.shape[2] == 0 else "no heads (supported: at least one)"
-    head_dim, width = q.shape[2], cache.shape[1]
-    vector = max(8, head_dim // 32) if head_dim in _OWN_KERNEL else 16
+        return None if not (tokens and head_dim) else "no heads (supported: at least one)"
+    width = cache.shape[1]
+    own = head_dim in _OWN_KERNEL
+    vector = max(8, head_dim // 32) if own else 16
     step = 2 * vector if is_neox else vector
     if width % step or not width:
         pairing = "neox" if is_neox else "interleaved"
@@ -41,17 +43,25 @@ def refusal(
             f"cos_sin_cache strides {cache.stride()}, positions strides {positions.stride()} "
             "(supported: contiguous, the cache aligned to 16 bytes)"
         )
-    reason = _layout("q", q) or _layout("k", k)
-    if reason or head_dim in _OWN_KERNEL:
-        return reason or _extent(q, k, cache, positions, 1)
-    if head_dim % 8:
+    if not own and head_dim % 8:
         return f"head_dim {head_dim} (supported: multiples of 8)"
-    if in_place and is_neox and width // 16 not in _WARP_FRACTIONS:
+    if not own and in_place and is_neox and width // 16 not in _WARP_FRACTIONS:
         return (
             f"rotary_dim {width} in place (supported for head_dim {head_dim}: "
             f"{', '.join(str(16 * n) for n in _WARP_FRACTIONS[1:])})"
         )
-    return _extent(q, k, cache, positions, 1 + -(-(head_dim - width) // width))
+    parts = 1 if own else 1 + -(-(head_dim - width) // width)
+    most = _BLOCKS // parts
+    if heads + k.shape[1] > most:
+        return f"{heads + k.shape[1]} heads of q and k (supported: up to {most})"
+    if cache.numel() > limits.OFFSETS and positions.element_size() == 4:
+        return (
+            f"cos_sin_cache of {cache.numel()} elements with int32 positions "
+            f"(supported: up to {limits.OFFSETS}, or int64 positions)"
+        )
+    if q.is_contiguous() and k.is_contiguous() and not (q.data_ptr() | k.data_ptr()) & 15:
+        return None
+    return _layout("q", q) or _layout("k", k)
 
 
 def _layout(name: str, x: Tensor) -> str | None:
@@ -60,18 +70,6 @@ def _layout(name: str, x: Tensor) -> str | None:
         return limits.strides(name, x, "1 for the last axis, multiples of 8 for the others")
     if x.data_ptr() & 15:
         return limits.misaligned(name, x, "16")
-    return None
-
-
-def _extent(q: Tensor, k: Tensor, cache: Tensor, positions: Tensor, parts: int) -> str | None:
-    heads = q.shape[1] + k.shape[1]
-    if heads * parts > _BLOCKS:
-        return f"{heads} heads of q and k (supported: up to {_BLOCKS // parts})"
-    if cache.numel() > limits.OFFSETS and positions.element_size() == 4:
-        return (
-            f"cos_sin_cache of {cache.numel()} elements with int32 positions "
-            f"(supported: up to {limits.OFFSETS}, or int64 positions)"
-        )
     return None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from torch_ops import limits
 from torch_ops.attention.backend import AttentionBackend
 from torch_ops.attention.prepared import AttentionSpec, PreparedAttention
 
@@ -24,12 +25,24 @@ def supports_call(
     window_left: int = -1,
     logits_soft_cap: float = 0.0,
 ) -> str | None:
-    head_dim, value_dim = q.shape[3], v.shape[3]
+    _, queries, heads, head_dim = q.shape
     reason = _prefill.refusal(q.dtype, head_dim, scale, logits_soft_cap)
-    if reason is None and value_dim != head_dim:
-        reason = f"head_dim {value_dim} of v (supported: {head_dim}, that of q)"
-    if reason is not None or not (q.numel() and k.numel()):
+    if reason is not None:
         return reason
+    _, keys, kv_heads, value_dim = v.shape
+    if value_dim != head_dim:
+        return f"head_dim {value_dim} of v (supported: {head_dim}, that of q)"
+    if not (q.numel() and k.numel()):
+        return None
+    if (
+        min(queries, keys, heads, kv_heads) > 1  # an axis of size 1 may have any stride
+        and q.is_contiguous()
+        and k.is_contiguous()
+        and v.is_contiguous()
+        and not (q.data_ptr() | k.data_ptr() | v.data_ptr()) & 15
+        and max(q.numel(), k.numel()) <= limits.OFFSETS
+    ):
+        return None
     return _prefill.layout("q", q) or _prefill.layout("k", k) or _prefill.layout("v", v)
 
 
@@ -42,8 +55,8 @@ def attention(
     window_left: int = -1,
     logits_soft_cap: float = 0.0,
 ) -> Tensor:
-    name = _prefill.family(q.device)
-    return _prefill.attend(q, k, v, is_causal, scale, window_left, name, False)[0]
+    call = _prefill.Call(_prefill.family(q.device), is_causal, scale, window_left, False)
+    return _prefill.attend(call, q, k, v)[0]
 
 
 def supports(
@@ -65,15 +78,12 @@ class _Prefill(PreparedAttention):
 
     def __init__(self, spec: AttentionSpec, backend: AttentionBackend) -> None:
         self.backend = backend
-        self._spec = spec
-        self._family = _FAMILIES[backend.value]
+        family = _FAMILIES[backend.value]
+        self._call = _prefill.Call(family, spec.is_causal, spec.scale, spec.window_left, False)
 
     def run(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        spec = self._spec
         q, k, v = (x if _prefill.layout("", x) is None else _copied(x) for x in (q, k, v))
-        return _prefill.attend(
-            q, k, v, spec.is_causal, spec.scale, spec.window_left, self._family, False
-        )[0]
+        return _prefill.attend(self._call, q, k, v)[0]
 
 
 def _copied(x: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ def attention_with_lse(
     window_left: int = -1,
     logits_soft_cap: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    name = _prefill.family(q.device)
-    out, lse = _prefill.attend(q, k, v, is_causal, scale, window_left, name, True)
+    call = _prefill.Call(_prefill.family(q.device), is_causal, scale, window_left, True)
+    out, lse = _prefill.attend(call, q, k, v)
     assert lse is not None
     return out, lse

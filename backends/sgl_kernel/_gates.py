@@ -14,7 +14,8 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 def activate(operator: str, x: Tensor) -> Tensor:
     """Run one of them into a fresh tensor."""
-    out = x.new_empty((*x.shape[:-1], x.shape[-1] // 2))
+    *lead, width = x.shape
+    out = x.new_empty((*lead, width // 2))
     if out.numel():
         _library.operator(operator)(out, x)
     return out
