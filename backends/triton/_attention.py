@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any, NamedTuple
 
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from torch_ops.platform import Platform
 
+from ._attention_hopper import LongVariant, fits
 from ._attention_kernel import attend
 from ._launch import INTERPRETED, Variant
 from ._rows import power_of_two
@@ -144,11 +146,18 @@ def forward(
     q, k, v = (t if t.stride(-1) == 1 else t.contiguous() for t in (q, k, v))
     group = heads // kv_heads
     pack = group if queries * group <= 64 else 1
-    strides = [s if n > 1 else 0 for t in (q, k, v) for n, s in zip(t.shape, t.stride()[:3])]
+    strides = [_stride(t, dim) for t in (q, k, v) for dim in range(3)]
     lane = _lane(q, k, v, strides)
+    window = window_left if window_left < keys else -1
+    if fits(q, v, lane, strides, logits_soft_cap > 0):
+        flags = (is_causal, window >= 0, with_lse, _shift(q.dtype))
+        _long(q.dtype, flags, head_dim, q.get_device())(
+            q, k, v, out, lse, factor * _LOG2_E, window
+        )
+        return out, lse
     problem = _Problem(
         q.dtype, head_dim, value_dim, pack, min(queries * pack, 65), is_causal,
-        0 <= window_left < keys, logits_soft_cap > 0, with_lse, lane,
+        window >= 0, logits_soft_cap > 0, with_lse, lane,
         max(strides) >= 2**24, q.get_device(),
     )  # fmt: skip
     variant = _variants.get(problem) or _variants.setdefault(problem, _variant(problem))
@@ -159,11 +168,26 @@ def forward(
         -(-queries * pack // block_m) * slots,
         (q, k, v, out, lse),
         (
-            factor, logits_soft_cap * _LOG2_E, window_left, queries, keys,
+            factor, logits_soft_cap * _LOG2_E, window, queries, keys,
             slots, heads // pack, group // pack, *[stride // lane for stride in strides],
         ),
     )  # fmt: skip
     return out, lse
+
+
+def _stride(t: Tensor, dim: int) -> int:
+    return t.stride(dim) if t.shape[dim] > 1 else 0  # that of a single element may be anything
+
+
+def _shift(dtype: torch.dtype) -> float:
+    return _SMALL_WEIGHTS if dtype == torch.float16 else 0.0
+
+
+@functools.cache
+def _long(
+    dtype: torch.dtype, flags: tuple[bool | float, ...], head_dim: int, device: int
+) -> LongVariant:
+    return LongVariant(dtype, flags, max(64, power_of_two(head_dim)), device)
 
 
 def _lane(q: Tensor, k: Tensor, v: Tensor, strides: list[int]) -> int:
@@ -180,7 +204,7 @@ def _variant(problem: _Problem) -> Variant:
     chosen = config(arch, problem.dtype.itemsize, max(block_d, block_v), problem.rows)
     constants = (
         problem.is_causal, problem.windowed, problem.capped, problem.with_lse,
-        _SMALL_WEIGHTS if problem.dtype == torch.float16 else 0.0,
+        _shift(problem.dtype),
         problem.pack, problem.head_dim, problem.value_dim, problem.lane, problem.wide, False,
         chosen.block_m, chosen.block_n, block_d, block_v, chosen.stages,
     )  # fmt: skip
