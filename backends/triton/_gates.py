@@ -8,7 +8,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from ._launch import Variant, device_function, kernel
+from ._launch import INTERPRETED, INTERPRETED_TILE, Variant, device_function, kernel
 from ._rows import Rows, as_rows, lane_of, offset, power_of_two
 
 __all__ = ["GELU", "GELU_TANH", "SILU", "gated"]
@@ -76,7 +76,7 @@ class Config(NamedTuple):
 
 def config(columns: int, itemsize: int) -> Config:
     """Choose by the length of an output row: 16 bytes of gate and of value a thread."""
-    tile = 2048 // itemsize
+    tile = INTERPRETED_TILE if INTERPRETED else 2048 // itemsize
     block = min(power_of_two(columns), tile)
     return Config(block, tile // block, 128, load="evict_first")
 
@@ -102,9 +102,9 @@ def gated(x: Tensor, activation: int) -> Tensor:
     if plan is None:
         plan = _plans.setdefault(key, _plan(rows, columns, activation))
     plan.variant(
-        -(-rows.count // plan.rows) * plan.pieces,
+        -(-rows.total // plan.rows) * plan.pieces,
         (rows.tensors[0], y),
-        (rows.count, rows.lanes // 2, plan.pieces, rows.step[0], rows.outer[0], rows.inner),
+        (rows.total, rows.lanes // 2, plan.pieces, rows.step[0], rows.outer[0], rows.inner),
     )
     return y
 

@@ -22,6 +22,7 @@ from torch_ops.errors import CaptureError
 
 __all__ = [
     "INTERPRETED",
+    "INTERPRETED_TILE",
     "Kernel",
     "Variant",
     "device_function",
@@ -33,13 +34,14 @@ __all__ = [
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
+INTERPRETED_TILE = 8192  # elements; the interpreter costs time per program, not per element
 _WARP = 64 if torch.version.hip else 32
 _current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: -1)
 _current_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda _: 0)
 
 
 def _launch_hooks() -> list[Any] | None:
-    """Give Triton's list of launch hooks, empty unless a profiler runs; None where it is unknown."""
+    """Give Triton's list of launch hooks, empty unless a profiler runs; None if it is unknown."""
     version = tuple(int(part) for part in triton.__version__.split(".")[:2])
     hooks = getattr(triton.knobs.runtime.launch_enter_hook, "calls", None)
     tested = (3, 6) <= version <= (3, 9)
@@ -124,8 +126,8 @@ class Variant:
 class Kernel:
     """A Triton function.
 
-    Its parameters are pointers (annotated ``tl.tensor``), then numbers (of a type of Triton's), then
-    compile-time constants.
+    Its parameters are pointers (annotated ``tl.tensor``), then numbers (of a type of Triton's),
+    then compile-time constants.
 
     Attributes:
         name: The function's name.

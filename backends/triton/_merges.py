@@ -8,7 +8,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from ._launch import Variant, device_function, kernel
+from ._launch import INTERPRETED, INTERPRETED_TILE, Variant, device_function, kernel
 from ._rows import Rows, as_rows, lane_of, offset, power_of_two
 
 __all__ = ["merge"]
@@ -78,6 +78,8 @@ class Config(NamedTuple):
 
 def config(block: int, itemsize: int) -> Config:
     """Choose by the padded head_dim: 16 bytes of each part a thread."""
+    if INTERPRETED:
+        return Config(rows=max(1, INTERPRETED_TILE // block), threads=32)
     rows = max(1, 2048 // (itemsize * block))
     return Config(rows, min(max(rows * block * itemsize // 16, 32), 512), load="evict_first")
 
@@ -104,10 +106,10 @@ def merge(v_a: Tensor, s_a: Tensor, v_b: Tensor, s_b: Tensor) -> tuple[Tensor, T
     if plan is None:
         plan = _plans.setdefault(key, _plan(rows))
     plan.variant(
-        -(-rows.count // plan.rows),
+        -(-rows.total // plan.rows),
         (*rows.tensors, v, s_a.contiguous(), s_b.contiguous(), s),
         (
-            rows.count, rows.lanes, rows.step[0], rows.outer[0], rows.step[1], rows.outer[1],
+            rows.total, rows.lanes, rows.step[0], rows.outer[0], rows.step[1], rows.outer[1],
             rows.inner,
         ),
     )  # fmt: skip

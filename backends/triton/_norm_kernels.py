@@ -6,8 +6,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import triton.language as tl
 
 from ._launch import device_function, kernel
@@ -28,11 +26,7 @@ def _add(
 
 @device_function
 def _inverse_root(x: tl.tensor) -> tl.tensor:
-    if x.dtype == tl.float64:
-        root = 1.0 / tl.sqrt(x)
-    else:
-        root = tl.rsqrt(x)
-    return root
+    return 1.0 / tl.sqrt(x) if x.dtype == tl.float64 else tl.rsqrt(x)
 
 
 @device_function

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch_ops.declarations._shared import accumulation_dtype
 
 from . import _norm_kernels as kernels
-from ._launch import Variant, multiprocessors
+from ._launch import INTERPRETED, INTERPRETED_TILE, Variant, multiprocessors
 from ._rows import Rows, as_rows, as_vector, lane_of, power_of_two
 
 __all__ = ["LAYER", "ONE_PLUS", "RMS", "add_normalize", "add_normalize_in_place", "normalize"]
@@ -66,6 +66,8 @@ _ways: dict[Any, _Way] = {}
 def config(block: int, itemsize: int, crowded: bool) -> Config:
     """Choose by the padded length of a row, and by whether there are more rows than `_CROWD`."""
     size = block * itemsize
+    if INTERPRETED:
+        return Config(rows=max(1, INTERPRETED_TILE // block), threads=32)
     if not crowded:
         return Config(rows=1, threads=min(max(size // 16, 32), 1024), load="evict_first")
     rows = max(1, 8192 // size)
@@ -116,7 +118,7 @@ def _run(
     x = rows.tensors[0]
     w, b = as_vector(w, rows.lane), as_vector(b, rows.lane)
     key = (
-        x.dtype, rows.lanes, rows.count > _CROWD, rows.count > _FEW, rows.inner > 0, s is None,
+        x.dtype, rows.lanes, rows.total > _CROWD, rows.total > _FEW, rows.inner > 0, s is None,
         None if w is None else w.dtype, None if b is None else b.dtype,
         style, in_place, rows.lane, x.get_device(),
     )  # fmt: skip
@@ -133,12 +135,12 @@ def _choose(rows: Rows, style: Style, in_place: bool) -> _Way:
     flags = (*style, in_place, rows.inner > 0, rows.lane)
     if columns * itemsize <= _LONGEST:
         block = power_of_two(columns)
-        chosen = config(block, itemsize, rows.count > _CROWD)
+        chosen = config(block, itemsize, rows.total > _CROWD)
         constants = (*flags, block, chosen.rows, chosen.stages, chosen.load, chosen.store)
         variant = kernels.whole.variant(constants, chosen.threads, device, aligned=aligned)
         walking = multiprocessors(device) * chosen.resident
         return _Rowwise(variant, chosen.rows, walking or _NO_LIMIT)
-    if rows.count <= _FEW:
+    if rows.total <= _FEW:
         return _Split(rows, style, in_place, device)
     variant = kernels.looped.variant((*flags, _STEP), _STEP // 8, device, aligned=aligned)
     return _Rowwise(variant, 1, _NO_LIMIT)
@@ -161,9 +163,9 @@ class _Rowwise:
     ) -> None:
         tensors, steps, outers = rows.tensors, rows.step, rows.outer
         self._variant(
-            min(-(-rows.count // self._rows), self._limit),
+            min(-(-rows.total // self._rows), self._limit),
             (tensors[0], tensors[1] if s is not None else None, w, b, y, s),
-            (rows.count, rows.lanes, steps[0], outers[0], steps[-1], outers[-1], rows.inner, eps),
+            (rows.total, rows.lanes, steps[0], outers[0], steps[-1], outers[-1], rows.inner, eps),
         )
 
 
@@ -200,7 +202,7 @@ class _Split:
     ) -> None:
         x = rows.tensors[0]
         r = rows.tensors[1] if s is not None else None
-        programs = rows.count * self._pieces
+        programs = rows.total * self._pieces
         partial = torch.empty(programs, 2, dtype=self._wide, device=x.device)
         x_at, r_at = (rows.step[0], rows.outer[0]), (rows.step[-1], rows.outer[-1])
         flat = (rows.lanes, rows.lanes * rows.inner)

@@ -8,7 +8,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from ._launch import Variant, device_function, kernel
+from ._launch import INTERPRETED, INTERPRETED_TILE, Variant, device_function, kernel
 from ._rows import lane_of, power_of_two
 
 __all__ = ["rotate", "rotate_in_place"]
@@ -34,7 +34,8 @@ def _angles(
 
 @kernel(unaligned=("positions",))
 def _rotate(
-    q: tl.tensor, k: tl.tensor, q_out: tl.tensor, k_out: tl.tensor, cache: tl.tensor, positions: tl.tensor,
+    q: tl.tensor, k: tl.tensor, q_out: tl.tensor, k_out: tl.tensor,
+    cache: tl.tensor, positions: tl.tensor,
     tokens: tl.int64, q_heads: tl.int32, k_heads: tl.int32, half_lanes: tl.int32,
     tail_lanes: tl.int32, q_token: tl.int64, q_head: tl.int64, k_token: tl.int64,
     k_head: tl.int64, cache_row: tl.int64, cache_rows: tl.int64,
@@ -111,11 +112,10 @@ class Config(NamedTuple):
 
 def config(half: int, itemsize: int, heads: int, crowded: bool) -> Config:
     """Choose by the padded half of rotary_dim and the larger number of heads."""
-    chunk = (
-        max(1, 4096 // (2 * half * itemsize)) if crowded else max(1, 1024 // (2 * half * itemsize))
-    )
-    count = min(power_of_two(heads), chunk)
-    return Config(1, count, min(max(count * half * itemsize // 16, 32), 256), load="evict_first")
+    wanted = INTERPRETED_TILE if INTERPRETED else (2048 if crowded else 512) // itemsize
+    count = min(power_of_two(heads), max(1, wanted // half))
+    tokens = max(1, wanted // half // count) if INTERPRETED else 1
+    return Config(tokens, count, min(max(count * half * itemsize // 16, 32), 256), "evict_first")
 
 
 _CROWD = 512

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton.language as tl
@@ -23,7 +23,7 @@ class Rows(NamedTuple):
 
     Attributes:
         tensors: The tensors, or contiguous copies of those that a kernel can't walk.
-        count: Number of rows.
+        total: Number of rows.
         lanes: Length of a row in lanes.
         lane: Elements of a lane.
         inner: Rows of a group, 0 where nothing is nested.
@@ -32,7 +32,7 @@ class Rows(NamedTuple):
     """
 
     tensors: tuple[Tensor, ...]
-    count: int
+    total: int
     lanes: int
     lane: int
     inner: int
@@ -78,10 +78,10 @@ def as_rows(tensors: tuple[Tensor, ...], lane: int) -> Rows:
         lane: Elements of a lane, from `lane_of`; divides the number of columns.
     """
     columns = tensors[0].shape[-1]
-    count, lanes = tensors[0].numel() // columns, columns // lane
+    total, lanes = tensors[0].numel() // columns, columns // lane
     if all(tensor.is_contiguous() and _starts_aligned(tensor, lane) for tensor in tensors):
-        step = (lanes,) * len(tensors)
-        return Rows(tensors, count, lanes, lane, 0, step, step)
+        packed = (lanes,) * len(tensors)
+        return Rows(tensors, total, lanes, lane, 0, packed, packed)
     walks = [_walk(tensor, lane) for tensor in tensors]
     inner = max(0 if walk is None else walk[2] for walk in walks)
     found = []
@@ -93,7 +93,7 @@ def as_rows(tensors: tuple[Tensor, ...], lane: int) -> Rows:
             step, outer, nested = walk
             found.append((tensor, step // lane, (outer if nested else inner * step) // lane))
     copies, steps, outers = zip(*found, strict=True)
-    return Rows(copies, count, lanes, lane, inner, steps, outers)
+    return Rows(copies, total, lanes, lane, inner, steps, outers)
 
 
 def _starts_aligned(tensor: Tensor, lane: int) -> bool:
