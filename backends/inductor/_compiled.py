@@ -88,7 +88,7 @@ def no_compiler() -> str | None:
 
 
 def _class_of(declaration: Declaration, args: Sequence[Any], rows: frozenset[int]) -> _Key:
-    """Give what Dynamo compiles anew for: dtypes, devices, sizes of one, absent tensors, signs, flags."""
+    """Give what Dynamo compiles anew for: dtypes, sizes of one, absent tensors, signs, flags."""
     return (declaration.name, *(_facts(value, i in rows) for i, value in enumerate(args)))
 
 
@@ -141,5 +141,8 @@ def _own(declaration: Declaration, name: str) -> Callable[..., Any]:
         reference.__defaults__,
         reference.__closure__,
     )
-    function: Callable[..., Any] = torch.compile(own, dynamic=True, fullgraph=True)
+    # Fused code would else keep in float32 what the reference rounds, as a stored residual.
+    function: Callable[..., Any] = torch.compile(
+        own, dynamic=True, fullgraph=True, options={"emulate_precision_casts": True}
+    )
     return function
