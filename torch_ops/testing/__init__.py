@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch_ops.testing.build import build
     from torch_ops.testing.proof import Proof, proof_of, proofs
-    from torch_ops.testing.spec import Operand, Spec
     from torch_ops.testing.result import Result
+    from torch_ops.testing.spec import Operand, Spec
     from torch_ops.testing.verify import replay, verify
 
 __all__ = [

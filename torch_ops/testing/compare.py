@@ -13,7 +13,7 @@ from torch_ops.testing.proof import Output, Pair
 WORST = 8
 
 
-class Violation(AssertionError):
+class ViolationError(AssertionError):
     """A kernel broke a promise.
 
     Attributes:
@@ -36,13 +36,15 @@ def check_output(actual: Tensor, expected: Output) -> float:
         The largest error as a part of its bound; 0 for outputs that must be equal bit for bit.
 
     Raises:
-        Violation: An element is of the wrong class or outside its bound.
+        ViolationError: An element is of the wrong class or outside its bound.
     """
     actual = actual.cpu()
     if expected.bound is None:
         wrong = ~bits_equal(actual, expected.value.to(expected.dtype))
         if bool(wrong.any()):
-            raise Violation("bound", f"{expected.name} is not exact: {_worst(actual, expected)}")
+            raise ViolationError(
+                "bound", f"{expected.name} is not exact: {_worst(actual, expected)}"
+            )
         return 0.0
     got, want, bound = actual.double(), expected.value, expected.bound
     _check_classes(got, expected)
@@ -54,7 +56,7 @@ def check_output(actual: Tensor, expected: Output) -> float:
     worst = float(ratio.max())
     if not worst <= 1:
         detail = f"{expected.name}: error is {worst:.4g} of its bound: {_worst(actual, expected)}"
-        raise Violation("bound", detail)
+        raise ViolationError("bound", detail)
     return worst
 
 
@@ -71,7 +73,7 @@ def _check_classes(got: Tensor, expected: Output) -> None:
     wrong |= got.isinf() & (got.sign() != want.sign())
     if bool(wrong.any()):
         places = _rows(wrong, got, want)
-        raise Violation("bound", f"{expected.name}: wrong class of value: {places}")
+        raise ViolationError("bound", f"{expected.name}: wrong class of value: {places}")
 
 
 def _rows(wrong: Tensor, got: Tensor, want: Tensor) -> str:
@@ -105,13 +107,13 @@ def check_pairs(law: str, pairs: Sequence[Pair]) -> None:
     """Checks what a law compares.
 
     Raises:
-        Violation: A pair differs.
+        ViolationError: A pair differs.
     """
     for pair in pairs:
         a, b = pair.actual.cpu(), pair.expected.cpu()
         if a.shape != b.shape or a.dtype != b.dtype:
             detail = f"{pair.what}: {a.dtype} {tuple(a.shape)} against {b.dtype} {tuple(b.shape)}"
-            raise Violation(law, detail)
+            raise ViolationError(law, detail)
         if pair.bound is None:
             wrong = ~bits_equal(a, b)
         else:
@@ -119,7 +121,9 @@ def check_pairs(law: str, pairs: Sequence[Pair]) -> None:
         if bool(wrong.any()):
             how = "differs bitwise" if pair.bound is None else "differs by more than its bound"
             count = int(wrong.sum())
-            raise Violation(law, f"{pair.what} {how} in {count} elements: {_differences(wrong, a, b)}")
+            raise ViolationError(
+                law, f"{pair.what} {how} in {count} elements: {_differences(wrong, a, b)}"
+            )
 
 
 def _differences(wrong: Tensor, a: Tensor, b: Tensor) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from torch_ops.testing.compare import Violation
+from torch_ops.testing.compare import ViolationError
 from torch_ops.testing.proof import Arguments, Output
 
 
@@ -33,7 +33,7 @@ class Snapshot:
         """Checks that nothing changed but the elements of the mutated arguments.
 
         Raises:
-            Violation: Another argument changed, or bytes between the elements of a mutated one.
+            ViolationError: Another argument changed, or bytes between elements of a mutated one.
         """
         for name, before in self.stored.items():
             now = args[name]
@@ -47,7 +47,7 @@ class Snapshot:
             if not torch.equal(expected, _bytes(now)):
                 what = "bytes outside its elements" if name in mutates else "an input"
                 count = int((expected != _bytes(now)).sum())
-                raise Violation("contract", f"{name}: {what} changed ({count} bytes)")
+                raise ViolationError("contract", f"{name}: {what} changed ({count} bytes)")
 
 
 def _storage(tensor: Tensor) -> int:
@@ -58,16 +58,16 @@ def check_metadata(outputs: Sequence[Tensor], expected: Sequence[Output], args: 
     """Checks count, shape, dtype, device and contiguity of the outputs.
 
     Raises:
-        Violation: One differs from what the oracle says.
+        ViolationError: One differs from what the oracle says.
     """
     if len(outputs) != len(expected):
-        raise Violation("contract", f"{len(outputs)} outputs, expected {len(expected)}")
+        raise ViolationError("contract", f"{len(outputs)} outputs, expected {len(expected)}")
     device = next(v.device for v in args.values() if isinstance(v, Tensor))
     for got, want in zip(outputs, expected, strict=True):
         seen = (tuple(got.shape), got.dtype, got.device)
         needed = (tuple(want.value.shape), want.dtype, device)
         if seen != needed:
-            raise Violation("contract", f"{want.name}: received {seen}, expected {needed}")
+            raise ViolationError("contract", f"{want.name}: received {seen}, expected {needed}")
 
 
 def check_fresh(outputs: Sequence[Tensor], args: Arguments, earlier: Sequence[Tensor]) -> None:
@@ -79,15 +79,15 @@ def check_fresh(outputs: Sequence[Tensor], args: Arguments, earlier: Sequence[Te
         earlier: Outputs of an earlier call that are still alive.
 
     Raises:
-        Violation: An output is strided, or shares its storage.
+        ViolationError: An output is strided, or shares its storage.
     """
     owners = {_storage(v): f"input {n}" for n, v in args.items() if isinstance(v, Tensor)}
     owners |= {_storage(t): "an output of an earlier call" for t in earlier}
     for index, output in enumerate(outputs):
         if not output.is_contiguous():
             detail = f"output {index} is not contiguous: shape {tuple(output.shape)}"
-            raise Violation("contract", f"{detail}, strides {output.stride()}")
+            raise ViolationError("contract", f"{detail}, strides {output.stride()}")
         owner = owners.get(_storage(output)) if output.untyped_storage().nbytes() else None
         if owner is not None:
-            raise Violation("contract", f"output {index} shares memory with {owner}")
+            raise ViolationError("contract", f"output {index} shares memory with {owner}")
         owners[_storage(output)] = f"output {index}"

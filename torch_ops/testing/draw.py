@@ -15,7 +15,8 @@ from torch_ops.testing.spec import Operand, Spec
 FLOATS = ("float32", "float16", "bfloat16", "float64")
 
 # Sizes at which kernels were found wrong: around powers of two, odd, and those of real models.
-NICE = (1, 2, 3, 4, 7, 8, 15, 16, 17, 31, 32, 33, 63, 64, 65, 96, 127, 128, 129, 255, 256, 257) + (
+NICE = (
+    1, 2, 3, 4, 7, 8, 15, 16, 17, 31, 32, 33, 63, 64, 65, 96, 127, 128, 129, 255, 256, 257,
     500, 512, 513, 768, 769, 1023, 1024, 1025, 3584, 5120, 5125, 8192, 16384,
 )  # fmt: skip
 TOKENS = (7, 8, 16, 17, 33, 83, 128, 255, 256, 257)

@@ -11,12 +11,14 @@ import torch
 from torch import Tensor
 
 from torch_ops.testing.build import build, contiguous
-from torch_ops.testing.compare import Violation, check_output, check_pairs
+from torch_ops.testing.compare import ViolationError, check_output, check_pairs
 from torch_ops.testing.contract import Snapshot, check_fresh, check_metadata
 from torch_ops.testing.laws import GENERIC
 from torch_ops.testing.proof import Arguments, Law, Output, Proof, Trial
 from torch_ops.testing.spec import Spec
 from torch_ops.testing.subject import Subject, call
+
+CPU = torch.device("cpu")
 
 
 @dataclass
@@ -55,7 +57,7 @@ class Examiner:
     subject: Subject
     proof: Proof
     contract: Any
-    device: torch.device = torch.device("cpu")
+    device: torch.device = CPU
     only: Collection[str] | None = None
 
     def _wants(self, layer: str) -> bool:
@@ -68,12 +70,12 @@ class Examiner:
             The largest error as a part of its bound, None where the kernel refused.
 
         Raises:
-            Violation: The kernel broke a promise; it names the layer and carries the Spec.
+            ViolationError: The kernel broke a promise; it names the layer and carries the Spec.
         """
         try:
             return self._run(spec, tally, with_laws)
-        except Violation as broken:
-            raise Violation(broken.layer, broken.detail, spec.to_json()) from broken.__cause__
+        except ViolationError as broken:
+            raise ViolationError(broken.layer, broken.detail, spec.to_json()) from broken.__cause__
 
     def _run(self, spec: Spec, tally: Tally, with_laws: bool) -> float | None:
         args = build(spec, self.device)

@@ -63,7 +63,7 @@ def _as_if_contiguous(value: Tensor, offset: int) -> Tensor:
 
 
 def _ignores_strides(value: Tensor) -> Tensor:
-    return _as_if_contiguous(value, value.storage_offset())
+    return _as_if_contiguous(value, int(value.storage_offset()))
 
 
 def _ignores_offset(value: Tensor) -> Tensor:

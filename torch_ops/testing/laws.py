@@ -73,7 +73,9 @@ def scaled_pair(what: str, got: Tensor, base: Tensor, power: int) -> Pair:
     keep = (size >= floor) & (size <= ceiling)
     keep |= (size == 0) & (got.double().abs() >= floor)
     nothing = torch.zeros_like(base)
-    return Pair(what, torch.where(keep, got, nothing), torch.where(keep, scaled(base, power), nothing))
+    return Pair(
+        what, torch.where(keep, got, nothing), torch.where(keep, scaled(base, power), nothing)
+    )
 
 
 def homogeneous(
@@ -87,9 +89,7 @@ def homogeneous(
 
     def pairs(trial: Trial) -> Sequence[Pair] | None:
         present = [n for n in inputs if trial.args[n] is not None]
-        ready = all(
-            in_range(trial.args[n], *safe_exponents(trial.args[n].dtype)) for n in present
-        )
+        ready = all(in_range(trial.args[n], *safe_exponents(trial.args[n].dtype)) for n in present)
         if not present or not ready or (applies is not None and not applies(trial)):
             return None
         got = trial.run(**{n: scaled(trial.args[n], inputs[n]) for n in present})

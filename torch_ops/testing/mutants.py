@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from torch_ops.testing.compare import Violation
+from torch_ops.testing.compare import ViolationError
 from torch_ops.testing.draw import FLOATS
 from torch_ops.testing.examine import Examiner, Tally
 from torch_ops.testing.laws import GENERIC
@@ -52,7 +52,7 @@ def fall(
     for index, spec in enumerate(stream(proof, layer, profile), start=1):
         try:
             examiner(spec, Tally(), with_laws=layer not in {"zero", "bound", "contract"})
-        except Violation as broken:
+        except ViolationError as broken:
             if broken.layer in only:
                 return Fall(proof.op, mutant.name, layer, index, spec, broken.detail)
     return None

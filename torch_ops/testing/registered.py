@@ -14,7 +14,7 @@ import torch_ops
 from torch_ops.platform import platform_of
 from torch_ops.registry import registry
 from torch_ops.selector import judge
-from torch_ops.testing.compare import Violation
+from torch_ops.testing.compare import ViolationError
 from torch_ops.testing.subject import Subject
 
 _OPCHECKS = ("test_schema", "test_faketensor")
@@ -66,7 +66,7 @@ def opcheck(op: str, backend: str, args: dict[str, Any], spec: str) -> None:
     """Runs `torch.library.opcheck` on the op's backend overload.
 
     Raises:
-        Violation: Schema or fake kernel disagree with what the kernel does.
+        ViolationError: Schema or fake kernel disagree with what the kernel does.
     """
     overload = getattr(torch.ops.torch_ops, op).backend
     values = tuple(a.detach() if isinstance(a, Tensor) else a for a in args.values())
@@ -75,4 +75,4 @@ def opcheck(op: str, backend: str, args: dict[str, Any], spec: str) -> None:
     )
     wrong = {name: str(seen) for name, seen in outcome.items() if seen != "SUCCESS"}
     if wrong:
-        raise Violation("opcheck", "; ".join(f"{n}: {t}" for n, t in wrong.items()), spec)
+        raise ViolationError("opcheck", "; ".join(f"{n}: {t}" for n, t in wrong.items()), spec)

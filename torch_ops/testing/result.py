@@ -30,7 +30,9 @@ class Failure:
     again: str
 
     def __str__(self) -> str:
-        return f"[{self.phase}/{self.layer}] {self.detail}\n  spec: {self.spec}\n  again: {self.again}"
+        return (
+            f"[{self.phase}/{self.layer}] {self.detail}\n  spec: {self.spec}\n  again: {self.again}"
+        )
 
 
 @dataclass(frozen=True)

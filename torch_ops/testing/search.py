@@ -17,7 +17,9 @@ def covering_rows(op: str, dtypes: tuple[str, ...]) -> tuple[Spec, ...]:
     """Specs in which every two choices of dtype, layout, regime, dims and parameters meet."""
     proof = proof_of(op)
     rows = pairwise({"dtype": dtypes, **proof.axes})
-    specs = [proof.row(row["dtype"], {k: v for k, v in row.items() if k != "dtype"}) for row in rows]
+    specs = [
+        proof.row(row["dtype"], {k: v for k, v in row.items() if k != "dtype"}) for row in rows
+    ]
     return tuple(dict.fromkeys(specs))
 
 

@@ -84,7 +84,9 @@ class Spec:
 
     def replace(self, **changes: Any) -> Spec:
         """Returns a copy with other fields; mappings are accepted for the three tables."""
-        fixed = {k: tuple(v.items()) if isinstance(v, Mapping) else v for k, v in changes.items()}
+        fixed: dict[str, Any] = {
+            k: tuple(v.items()) if isinstance(v, Mapping) else v for k, v in changes.items()
+        }
         return dataclasses.replace(self, **fixed)
 
     def to_json(self) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_ops.testing.compare import Violation
+from torch_ops.testing.compare import ViolationError
 from torch_ops.testing.proof import Arguments, Proof
 
 
@@ -41,7 +41,7 @@ def subject_of(function: Callable[..., Any], name: str | None = None) -> Subject
     """Makes a subject of a plain callable; its optional attribute `supports` is asked first."""
     supports = getattr(function, "supports", None)
     refuses = _never if supports is None else lambda args: _reason(supports(*args))
-    label = name or getattr(function, "__name__", type(function).__name__)
+    label = name or str(getattr(function, "__name__", type(function).__name__))
     return Subject(label, function, refuses, _never, registered=False)
 
 
@@ -63,7 +63,7 @@ def call(subject: Subject, proof: Proof, args: Arguments) -> tuple[Tensor, ...]:
     """Runs the kernel and returns its outputs; for a mutating op, the arguments that it writes.
 
     Raises:
-        Violation: The kernel raised, or returned something that is no output.
+        ViolationError: The kernel raised, or returned something that is no output.
     """
     tensors = [value for value in args.values() if isinstance(value, Tensor)]
     poison(tensors[0].device, [t.numel() * t.element_size() for t in tensors])
@@ -71,15 +71,15 @@ def call(subject: Subject, proof: Proof, args: Arguments) -> tuple[Tensor, ...]:
         result = subject.call(*args.values())
     except Exception as error:
         detail = f"supports() accepted the call, which raised {type(error).__name__}: {error}"
-        raise Violation("contract", detail) from error
+        raise ViolationError("contract", detail) from error
     if proof.mutates:
         if result is not None:
             detail = f"a mutating op returns None, received {type(result).__name__}"
-            raise Violation("contract", detail)
+            raise ViolationError("contract", detail)
         return tuple(args[name] for name in proof.mutates)
     outputs = (result,) if isinstance(result, Tensor) else result
     if not isinstance(outputs, tuple) or not all(isinstance(o, Tensor) for o in outputs):
-        raise Violation("contract", f"returned {type(result).__name__}, accepted Tensors")
+        raise ViolationError("contract", f"returned {type(result).__name__}, accepted Tensors")
     return outputs
 
 

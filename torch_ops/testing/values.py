@@ -90,7 +90,9 @@ REGIMES: dict[str, Regime] = {
     "alternating": _alternating,
     "mean_shift": lambda shape, g: 100 + _normal(shape, g) / 100,
     "spiky": _spiky,
-    "sorted": lambda shape, g: _normal(shape, g).sort(dim=-1).values if shape else _normal(shape, g),
+    "sorted": lambda shape, g: (
+        _normal(shape, g).sort(dim=-1).values if shape else _normal(shape, g)
+    ),
     "ties": lambda shape, g: torch.randint(-1, 2, shape, generator=g).double(),
     "tiny": lambda shape, g: _normal(shape, g) * 1e-30,
     "small": lambda shape, g: _normal(shape, g) * 1e-3,
@@ -106,7 +108,9 @@ INDEX_REGIMES: dict[str, IndexRegime] = {
     "first": lambda shape, g, high: torch.zeros(shape, dtype=torch.int64),
     "last": lambda shape, g, high: torch.full(shape, high - 1),
     "counting": lambda shape, g, high: _counting(shape).remainder(max(high, 1)).long(),
-    "backwards": lambda shape, g, high: (high - 1 - _counting(shape).remainder(max(high, 1))).long(),
+    "backwards": lambda shape, g, high: (
+        high - 1 - _counting(shape).remainder(max(high, 1))
+    ).long(),
 }
 
 SPECIALS: dict[str, float] = {

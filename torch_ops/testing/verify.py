@@ -18,7 +18,7 @@ from torch_ops.backend import Backend
 from torch_ops.declarations import catalogue
 from torch_ops.testing._hypothesis import FlakyFailure, Phase, target
 from torch_ops.testing.build import build
-from torch_ops.testing.compare import Violation
+from torch_ops.testing.compare import ViolationError
 from torch_ops.testing.draw import FLOATS
 from torch_ops.testing.examine import Examiner, Tally
 from torch_ops.testing.laws import GENERIC
@@ -101,7 +101,7 @@ def replay(spec: str, backend: str | Backend | Callable[..., Any], device: str =
     """Runs one example, given as JSON, and returns its largest error as a part of the bound.
 
     Raises:
-        Violation: The kernel broke a promise.
+        ViolationError: The kernel broke a promise.
         ValueError: The kernel refuses the example, or the JSON is no Spec.
     """
     example = Spec.from_json(spec)
@@ -203,7 +203,7 @@ class _Run:
         for done, spec in enumerate(specs, start=1):
             try:
                 self.examine(spec, self.tally, with_laws=with_laws)
-            except Violation as broken:
+            except ViolationError as broken:
                 self._failed(phase, broken)
                 return
             self._tell(phase, done, len(specs))
@@ -222,7 +222,7 @@ class _Run:
 
         try:
             generate(self.proof.op, self.dtype, self.profile, one, self.examples)
-        except Violation as broken:
+        except ViolationError as broken:
             self._failed("generated", broken)
         except FlakyFailure as flaky:
             self._failed("generated", _first_violation(flaky))
@@ -237,12 +237,12 @@ class _Run:
                 continue
             try:
                 opcheck(self.proof.op, self.subject.name, args, spec.to_json())
-            except Violation as broken:
+            except ViolationError as broken:
                 self._failed("opcheck", broken)
                 return
             self.opchecks += 1
 
-    def _failed(self, phase: str, broken: Violation) -> None:
+    def _failed(self, phase: str, broken: ViolationError) -> None:
         code = "from torch_ops.testing import replay; replay"
         again = f"python -c {shlex.quote(f'{code}({broken.spec!r}, {self.subject.name!r})')}"
         failure = Failure(phase, broken.layer, broken.detail, broken.spec, again)
@@ -266,10 +266,10 @@ def _grouped(refused: dict[str, int]) -> dict[str, int]:
     return found
 
 
-def _first_violation(flaky: FlakyFailure) -> Violation:
+def _first_violation(flaky: FlakyFailure) -> ViolationError:
     """A failure that did not come again when it was replayed."""
     for error in flaky.exceptions:
-        if isinstance(error, Violation):
+        if isinstance(error, ViolationError):
             detail = f"not reproducible, the same example failed once: {error.detail}"
-            return Violation(error.layer, detail, error.spec)
+            return ViolationError(error.layer, detail, error.spec)
     raise flaky

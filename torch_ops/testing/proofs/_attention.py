@@ -17,6 +17,7 @@ from torch_ops.testing import draw as pieces
 from torch_ops.testing._hypothesis import DrawFn, SearchStrategy
 from torch_ops.testing._hypothesis import strategies as st
 from torch_ops.testing.arithmetic import contract_field, rounding
+from torch_ops.testing.layouts import LAYOUTS
 from torch_ops.testing.proof import Arguments, Output, Shapes
 from torch_ops.testing.spec import Operand, Spec
 
@@ -32,13 +33,14 @@ DIMS: dict[str, dict[str, int]] = {
     "square": {"batch": 2, "queries": 33, "keys": 33, "kv_heads": 2, "group": 1, "head_dim": 32},
     "prefix": {"batch": 1, "queries": 7, "keys": 130, "kv_heads": 1, "group": 3, "head_dim": 80},
     "long_query": {"batch": 2, "queries": 9, "keys": 4, "kv_heads": 2, "group": 2, "head_dim": 16},
+    "grouped": {"batch": 2, "queries": 3, "keys": 17, "kv_heads": 2, "group": 5, "head_dim": 24},
     "tile": {"batch": 1, "queries": 64, "keys": 128, "kv_heads": 1, "group": 2, "head_dim": 128},
 }
 WINDOWS = (-1, 0, 1, 3, 64)
 CAPS = (0.0, 1.0, 30.0)
 SCALES = (None, 0.25)
 AXES: dict[str, Sequence[Any]] = {
-    "layout": pieces.LAYOUTS,
+    "layout": LAYOUTS,
     "dims": tuple(DIMS),
     "regime": ("normal", "grid", "zeros", "one_hot", "equal_rows", "alternating"),
     "values": ("normal", "rows", "constant", "spiky"),

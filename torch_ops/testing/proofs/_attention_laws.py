@@ -98,9 +98,9 @@ def _constant_values(trial: Trial) -> Sequence[Pair] | None:
     """A convex combination of one value is that value: in narrow dtypes to the last bit."""
     q = trial.args["q"]
     v = torch.full_like(trial.args["v"], 0.75)
-    seen = visible(
-        q.shape[1], v.shape[1], trial.args["is_causal"], trial.args["window_left"]
-    ).any(-1)
+    seen = visible(q.shape[1], v.shape[1], trial.args["is_causal"], trial.args["window_left"]).any(
+        -1
+    )
     (got, *_) = trial.run(v=v)
     expected = torch.where(seen.view(1, -1, 1, 1).to(got.device), 0.75, 0.0).to(got.dtype)
     bound = None
@@ -127,7 +127,7 @@ def _swapped_heads(trial: Trial) -> Sequence[Pair] | None:
         return None
 
     def grouped(x: Tensor) -> Tensor:
-        parts = x.unflatten(2, (k.shape[2], -1))
+        parts: Tensor = x.unflatten(2, (k.shape[2], -1))
         return parts.flip(2).flatten(2, 3).contiguous()
 
     got = trial.run(q=grouped(q), k=k.flip(2).contiguous(), v=v.flip(2).contiguous())

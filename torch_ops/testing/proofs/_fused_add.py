@@ -143,7 +143,8 @@ MUTANTS = (
     Mutant("no_eps", ("zero_rows", "bound"), _fused(root=fault.without_eps)),
     Mutant("eps_in_float16", ("zero_rows", "bound"), _fused(root=fault.eps_in_half)),
     Mutant("tiny_added", ("zero_rows",), _fused(finish=lambda y, d: (y + 1e-4).to(d))),
-    Mutant("outputs_swapped", ("bound",), lambda x, r, w, eps=1e-6: fused_add()(x, r, w, eps)[::-1]),
+    Mutant("outputs_swapped", ("bound",),
+           lambda x, r, w, eps=1e-6: fused_add()(x, r, w, eps)[::-1]),
 )  # fmt: skip
 
 

@@ -16,10 +16,12 @@ from torch_ops.testing import draw as pieces
 from torch_ops.testing._hypothesis import DrawFn, SearchStrategy
 from torch_ops.testing._hypothesis import strategies as st
 from torch_ops.testing.arithmetic import compute_dtype, contract_field, rounding
-from torch_ops.testing.faults import floored, generic_mutants, raised, truncated
 from torch_ops.testing.laws import permuted_rows, scaled_pair
-from torch_ops.testing.proof import Arguments, Law, Mutant, Output, Pair, Proof, Shapes, Trial
+from torch_ops.testing.layouts import LAYOUTS
+from torch_ops.testing.proof import Arguments, Law, Output, Pair, Proof, Shapes, Trial
+from torch_ops.testing.proofs._gate_faults import Activation, mutants, split
 from torch_ops.testing.spec import Operand, Spec
+from torch_ops.testing.values import FINITE_SPECIALS
 
 REGIMES = (
     "normal", "zeros", "ones", "arange17", "grid", "sparse", "rows", "constant", "one_hot",
@@ -35,12 +37,11 @@ DIMS: dict[str, dict[str, int]] = {
     "single": {"half": 250},
 }
 AXES: dict[str, Sequence[Any]] = {
-    "layout": pieces.LAYOUTS,
+    "layout": LAYOUTS,
     "regime": ("normal", "rows", "zeros", "constant", "wide", "tiny", "huge", "spiky"),
     "dims": tuple(DIMS),
 }
 ROWS = ("outer", "batch", "tokens")
-Activation = Callable[[Tensor], Tensor]
 
 
 def shapes(spec: Spec) -> Shapes:
@@ -61,7 +62,7 @@ def strategy(op: str) -> Callable[[str, int], SearchStrategy[Spec]]:
             budget //= dims[name]
         dims["half"] = draw(pieces.size(budget))
         shape = (*list(dims.values())[:-1], 2 * dims["half"])
-        names = pieces.values.FINITE_SPECIALS
+        names = FINITE_SPECIALS
         x = draw(pieces.operand(dtype, shape, REGIMES, names=names))
         return Spec.of(op, dims, {"x": x}, {}, draw(pieces.seeds()))
 
@@ -125,19 +126,14 @@ def classes(op: str) -> Callable[[str], list[Spec]]:
     return specs
 
 
-def split(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Gate and value."""
-    half = x.shape[-1] // 2
-    return x[..., :half], x[..., half:]
-
-
 def _silu(g: Tensor) -> Tensor:
     return g * torch.sigmoid(g)
 
 
 def _gelu_erf(g: Tensor) -> Tensor:
     """With erfc, so that nothing cancels for negative gates."""
-    return 0.5 * g * torch.special.erfc(-g / math.sqrt(2))
+    tail: Tensor = torch.special.erfc(-g / math.sqrt(2))
+    return 0.5 * g * tail
 
 
 def _gelu_tanh(g: Tensor) -> Tensor:
@@ -170,7 +166,7 @@ def oracle(args: Arguments, contract: Any) -> tuple[Output, ...]:
     act = EXACT[activation](g)
     y = act * v
     k = {"once": 1, "activation_first": 2}[contract_field(contract, "rounding")]
-    relative, absolute = 8 * unit.acc, 3 * unit.acc * (g * v).abs()
+    relative, absolute = torch.full_like(g, 8 * unit.acc), 3 * unit.acc * (g * v).abs()
     if activation == "silu":
         floor = 2.0**-1014 if dtype == torch.float64 else 2.0**-121
         relative, absolute = (8 + 2 * g.abs()) * unit.acc, floor * v.abs()
@@ -229,83 +225,6 @@ LAWS = (
     Law("open_gate", "f(g, v) == RN(g v) for g >= 64", _open_gate),
     permuted_rows(("x",), "rows don't know each other: f(P x) == P f(x)"),
 )
-
-
-def gate(
-    act: Activation,
-    product: Callable[[Tensor, Tensor], Tensor] = torch.mul,
-    finish: Callable[[Tensor, torch.dtype], Tensor] = lambda y, dtype: y.to(dtype),
-    halves: Callable[[Tensor], tuple[Tensor, Tensor]] = split,
-) -> Callable[[Tensor], Tensor]:
-    """Returns a gated activation made of these pieces."""
-
-    def kernel(x: Tensor) -> Tensor:
-        g, v = halves(x.to(compute_dtype(x.dtype)).contiguous())
-        return finish(product(act(g), v), x.dtype)
-
-    return kernel
-
-
-def _interleaved(x: Tensor) -> tuple[Tensor, Tensor]:
-    return x[..., ::2].contiguous(), x[..., 1::2].contiguous()
-
-
-def _unmultiplied_tail(a: Tensor, v: Tensor) -> Tensor:
-    """The last elements past a multiple of 16 miss the product."""
-    y = a * v
-    y[..., v.shape[-1] // 16 * 16 :] = a[..., v.shape[-1] // 16 * 16 :]
-    return y
-
-
-def _first_row_of(act: Activation) -> Activation:
-    return lambda g: act(g.reshape(-1, g.shape[-1])[:1].expand(g.numel() // max(g.shape[-1], 1), -1)
-                         .reshape(g.shape)) if g.numel() else act(g)  # fmt: skip
-
-
-def _row_before(g: Tensor) -> Tensor:
-    return g.roll(1, 0) if g.dim() > 1 else g
-
-
-def _tail_rows(a: Tensor, v: Tensor) -> Tensor:
-    y = a * v
-    return torch.cat([y[:1], y[:-1]]) if y.dim() > 1 and len(y) else y
-
-
-def mutants(act: Activation, others: Mapping[str, Activation]) -> tuple[Mutant, ...]:
-    """Faults of a gate with this activation; `others` are activations it is taken for."""
-    plain = gate(act)
-    swapped = tuple(Mutant(f"is_{name}", ("bound",), gate(f)) for name, f in others.items())
-    return (
-        *swapped,
-        Mutant("truncated", ("bound",), gate(act, finish=truncated)),
-        Mutant("activation_rounded_first", ("bound",),
-               lambda x: gate(lambda g: act(g).to(x.dtype).to(g.dtype))(x)),
-        Mutant("interleaved_halves", ("bound",), gate(act, halves=_interleaved)),
-        Mutant("value_first", ("bound", "open_gate"), gate(act, halves=lambda x: split(x)[::-1])),
-        Mutant("sum_instead_of_product", ("zero_value", "zero_gate", "bound"),
-               gate(act, torch.add)),
-        Mutant("tail_not_multiplied", ("zero_value", "negated_value", "scaled_value", "bound"),
-               gate(act, _unmultiplied_tail)),
-        Mutant("value_plus_one", ("zero_value", "bound"), gate(act, lambda a, v: a * (v + 1))),
-        Mutant("gate_shifted", ("zero_gate", "bound"), gate(lambda g: act(g + 0.125))),
-        Mutant("gate_floor", ("zero_gate", "bound"), gate(lambda g: act(g).clamp(min=1e-3))),
-        Mutant("gate_not_multiplied", ("zero_gate", "bound"), gate(torch.sigmoid)),
-        Mutant("rounded_down", ("negated_value", "bound"), gate(act, finish=floored)),
-        Mutant("rounded_up", ("negated_value", "bound"), gate(act, finish=raised)),
-        Mutant("absolute_value", ("negated_value", "bound"), gate(act, lambda a, v: a * v.abs())),
-        Mutant("value_clipped", ("scaled_value", "bound"), gate(act, lambda a, v: a * v.clamp(-2, 2))),
-        Mutant("value_in_float16", ("scaled_value", "bound"),
-               gate(act, lambda a, v: a * (v * 1e4).half().to(v.dtype) / 1e4)),
-        Mutant("gate_clipped", ("open_gate", "bound"), gate(lambda g: act(g.clamp(max=7)))),
-        Mutant("exp_overflows", ("open_gate", "bound"),
-               gate(lambda g: g * g.exp() / (1 + g.exp()))),
-        Mutant("gate_in_bfloat16", ("open_gate", "bound"),
-               gate(lambda g: act(g * 1.003).bfloat16().to(g.dtype))),
-        Mutant("row_0_gates", ("row_permutation", "bound"), gate(_first_row_of(act))),
-        Mutant("row_before", ("row_permutation", "bound"), gate(lambda g: act(_row_before(g)))),
-        Mutant("last_row_lost", ("row_permutation", "bound"), gate(act, _tail_rows)),
-        *generic_mutants(plain),
-    )  # fmt: skip
 
 
 def gate_proof(op: str, act: Activation, others: Mapping[str, Activation]) -> Proof:

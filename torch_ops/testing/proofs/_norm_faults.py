@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from torch_ops.testing.arithmetic import compute_dtype
+from torch_ops.testing.faults import directed
 
 Mean = Callable[[Tensor], Tensor]
 Root = Callable[[Tensor, float], Tensor]
@@ -131,7 +131,7 @@ def with_eps(change: Callable[[float], float]) -> Root:
 
 def eps_outside(mean: Tensor, eps: float) -> Tensor:
     """eps is added to the root instead of under it."""
-    return 1 / (mean.sqrt() + eps)
+    return (mean.sqrt() + eps).reciprocal()
 
 
 def eps_as_floor(mean: Tensor, eps: float) -> Tensor:
@@ -141,7 +141,8 @@ def eps_as_floor(mean: Tensor, eps: float) -> Tensor:
 
 def eps_squared(mean: Tensor, eps: float) -> Tensor:
     """The root of mean squared plus eps squared."""
-    return 1 / (mean.sqrt() + eps**0.5)
+    root: float = eps**0.5
+    return (mean.sqrt() + root).reciprocal()
 
 
 def without_eps(mean: Tensor, eps: float) -> Tensor:
@@ -161,35 +162,13 @@ def rounded_root(mean: Tensor, eps: float) -> Tensor:
 
 
 def half_up(y: Tensor, dtype: torch.dtype) -> Tensor:
-    """Adds half a unit of bfloat16 and cuts: ties go toward plus infinity."""
-    if dtype != torch.bfloat16:
-        step = torch.finfo(dtype).eps
-        return torch.where(y > 0, y * (1 + 4 * step), y).to(dtype)
-    half = torch.ldexp(torch.full_like(y, 2.0**-9), torch.frexp(y.abs()).exponent)
-    return y.add(half).bfloat16()
+    """Rounds to nearest, ties toward plus infinity instead of to even."""
+    return directed(y, dtype, lambda mantissa: (mantissa + 0.5).floor())
 
 
 def clipped(limit: float) -> Finish:
     """The result is clipped, as if it went through a narrower format."""
     return lambda y, dtype: y.clamp(-limit, limit).to(dtype)
-
-
-def shifted(amount: float) -> Callable[[Tensor], Tensor]:
-    """Adds a small constant."""
-    return lambda y: y + amount
-
-
-def wrap(kernel: Callable[..., Any], **changes: Callable[[Any], Any]) -> Callable[..., Any]:
-    """The kernel with arguments changed by position name ``a0``, ``a1``, ..."""
-
-    def call(*args: Any) -> Any:
-        changed = [
-            changes[f"a{i}"](arg) if f"a{i}" in changes and arg is not None else arg
-            for i, arg in enumerate(args)
-        ]
-        return kernel(*changed)
-
-    return call
 
 
 def layer(

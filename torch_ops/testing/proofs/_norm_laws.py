@@ -31,7 +31,9 @@ def scale_with_eps(inputs: Sequence[str], powers: Sequence[int], *, fixed: str =
         changed = {n: scaled(t, k) for n, t in tensors.items()}
         got = trial.run(**changed, eps=trial.args["eps"] * 4.0**k)
         return [
-            scaled_pair(f"output {i}, {', '.join(inputs)} times 2^{k}, eps times 4^{k}", a, b, k * p)
+            scaled_pair(
+                f"output {i}, {', '.join(inputs)} times 2^{k}, eps times 4^{k}", a, b, k * p
+            )
             for i, (a, b, p) in enumerate(zip(got, trial.outputs, powers, strict=True))
         ]
 

@@ -18,8 +18,10 @@ from torch_ops.testing import draw as pieces
 from torch_ops.testing._hypothesis import DrawFn, SearchStrategy
 from torch_ops.testing._hypothesis import strategies as st
 from torch_ops.testing.arithmetic import rounding
+from torch_ops.testing.layouts import LAYOUTS
 from torch_ops.testing.proof import Shapes
 from torch_ops.testing.spec import Operand, Spec
+from torch_ops.testing.values import FINITE_SPECIALS
 
 # Each is 4^2 times the one before, so that the law of scaling stays within three values: a
 # compiled backend specializes on every float it meets.
@@ -56,7 +58,7 @@ def shapes(rows: Sequence[str], vectors: Sequence[str]) -> Callable[[Spec], Shap
 
     def of(spec: Spec) -> Shapes:
         full = {name: shape_of(spec) for name in rows}
-        return full | {name: (spec.dim["hidden"],) for name in vectors}
+        return full | dict.fromkeys(vectors, (spec.dim["hidden"],))
 
     return of
 
@@ -84,7 +86,7 @@ def strategy(
         operands = {
             name: draw(
                 pieces.operand(
-                    dtype, full, REGIMES, names=pieces.values.FINITE_SPECIALS,
+                    dtype, full, REGIMES, names=FINITE_SPECIALS,
                     mutated=name in mutates,
                 )
             )
@@ -101,7 +103,7 @@ def strategy(
 
 
 AXES: dict[str, Sequence[Any]] = {
-    "layout": pieces.LAYOUTS,
+    "layout": LAYOUTS,
     "regime": ("normal", "rows", "zeros", "constant", "mean_shift", "tiny", "huge", "spiky"),
     "dims": tuple(DIMS),
     "weight": ("near_one", "normal", "absent"),
@@ -140,9 +142,7 @@ def row(
     return spec_of
 
 
-def zero(
-    op: str, rows: Sequence[str], vectors: Sequence[str]
-) -> Callable[[str], list[Spec]]:
+def zero(op: str, rows: Sequence[str], vectors: Sequence[str]) -> Callable[[str], list[Spec]]:
     """Specs without rows, with rows of no elements, and with an empty outer axis."""
 
     def specs(dtype: str) -> list[Spec]:
@@ -161,9 +161,7 @@ def zero(
     return specs
 
 
-def classes(
-    op: str, rows: Sequence[str], vectors: Sequence[str]
-) -> Callable[[str], list[Spec]]:
+def classes(op: str, rows: Sequence[str], vectors: Sequence[str]) -> Callable[[str], list[Spec]]:
     """Specs with NaN and infinities in single rows of each tensor."""
 
     def specs(dtype: str) -> list[Spec]:
@@ -196,17 +194,17 @@ def rms_bound(x: Tensor, r: Tensor, gain: Tensor, weight_mul: str, dtype: torch.
     """
     unit = rounding(dtype)
     y = (x * r * gain).abs()
-    reduced = (2 * x.shape[-1] ** 0.5 + 6) * unit.acc
-    under = unit.tiny * unit.acc * (1 + gain.abs())
-    if weight_mul == "cast_then_mul":
-        twice = 2 * unit.u + unit.u**2
-        return y * (twice + reduced) + 2 * unit.eta * gain.abs().clamp(min=1) + under
+    roundings = {"fp32_all": 1, "one_plus_weight_fp32": 1, "cast_then_mul": 2}
+    if weight_mul not in roundings:
+        msg = f"contract.weight_mul: received {weight_mul!r}, accepted {sorted(roundings)}"
+        raise LookupError(msg)
+    bound: Tensor = y * (unit.u + (2 * x.shape[-1] ** 0.5 + 6) * unit.acc)
+    bound = bound + unit.eta + unit.tiny * unit.acc * (1 + gain.abs())
     if weight_mul == "one_plus_weight_fp32":
-        return y * (unit.u + reduced) + 2 * unit.acc * (x * r).abs() + unit.eta + under
-    if weight_mul == "fp32_all":
-        return y * (unit.u + reduced) + unit.eta + under
-    msg = f"contract.weight_mul: received {weight_mul!r}: no bound is derived for it"
-    raise LookupError(msg)
+        bound = bound + 2 * unit.acc * (x * r).abs()
+    if weight_mul == "cast_then_mul":
+        bound = bound + y * (unit.u + unit.u**2) + 2 * unit.eta * gain.abs().clamp(min=1)
+    return bound
 
 
 def rms_oracle(

@@ -172,7 +172,9 @@ def _wide_pairs(q: Tensor, k: Tensor, cache: Tensor, p: Tensor, neox: bool = Tru
     return tuple(o[..., back].contiguous() for o in outputs)
 
 
-def _as_many_heads_as_keys(q: Tensor, k: Tensor, cache: Tensor, p: Tensor, neox: bool = True) -> Any:
+def _as_many_heads_as_keys(
+    q: Tensor, k: Tensor, cache: Tensor, p: Tensor, neox: bool = True
+) -> Any:
     out_q, out_k = rope()(q, k, cache, p, neox)
     return torch.cat([out_q[:, : k.shape[1]], q[:, k.shape[1] :]], 1), out_k
 

@@ -1,9 +1,9 @@
 """Proof of attention_with_lse."""
 
+from torch_ops.testing.proof import Proof
 from torch_ops.testing.proofs import _attention as parts
 from torch_ops.testing.proofs._attention_faults import lse_mutants, mutants
 from torch_ops.testing.proofs._attention_laws import LAWS
-from torch_ops.testing.proof import Proof
 
 OP = "attention_with_lse"
 

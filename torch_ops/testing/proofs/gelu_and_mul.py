@@ -1,15 +1,15 @@
 """Proof of gelu_and_mul: ``y = g (1 + erf(g / sqrt 2)) / 2 * v``."""
 
-import torch.nn.functional as F
+from torch.nn import functional
 
 from torch_ops.testing.proofs._gates import gate_proof
 
 proof = gate_proof(
     "gelu_and_mul",
-    F.gelu,
+    functional.gelu,
     {
-        "gelu_tanh": lambda g: F.gelu(g, approximate="tanh"),
-        "silu": F.silu,
+        "gelu_tanh": lambda g: functional.gelu(g, approximate="tanh"),
+        "silu": functional.silu,
         "swish_1.702": lambda g: g * (1.702 * g).sigmoid(),
     },
 )

@@ -61,7 +61,8 @@ def _one_plus(**pieces: Any) -> Any:
 
 
 MUTANTS = (
-    Mutant("eps_fixed", ("scale_with_eps", "bound"), _one_plus(root=fault.with_eps(lambda _: 1e-5))),
+    Mutant("eps_fixed", ("scale_with_eps", "bound"),
+           _one_plus(root=fault.with_eps(lambda _: 1e-5))),
     Mutant("eps_outside_root", ("scale_with_eps", "bound"), _one_plus(root=fault.eps_outside)),
     Mutant("squares_in_float16", ("scale_with_eps", "bound"),
            _one_plus(mean=fault.in_half_precision)),

@@ -81,7 +81,8 @@ _layer = layer()
 MUTANTS = (
     Mutant("one_pass_variance", ("bound",), layer(variance=fault.one_pass)),
     Mutant("padding_counted", ("bound",), layer(variance=fault.counted_padding)),
-    Mutant("mean_ignored", ("bound", "constant_row"), layer(mean=lambda x: torch.zeros_like(x[..., :1]))),
+    Mutant("mean_ignored", ("bound", "constant_row"),
+           layer(mean=lambda x: torch.zeros_like(x[..., :1]))),
     Mutant("mean_in_bfloat16", ("bound",), layer(mean=_mean(lambda m: m.bfloat16().to(m.dtype)))),
     Mutant("divided_by_n_minus_1", ("bound",),
            layer(variance=lambda x, mu: fault.bessel(x - mu))),
