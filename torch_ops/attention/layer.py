@@ -14,7 +14,7 @@ from torch_ops.attention.backend import AttentionBackend
 from torch_ops.attention.choice import LayerRules, choose_member
 from torch_ops.attention.configuration import Cache, Configuration, run_layer
 from torch_ops.attention.prepared import AttentionSpec
-from torch_ops.errors import listing
+from torch_ops.errors import TorchOpsError, listing
 
 __all__ = ["Attention", "AttentionMetadata"]
 
@@ -184,11 +184,17 @@ class Attention(nn.Module):
             TypeError, ValueError: arguments don't fit the layer.
             BackendUnavailableError, NoBackendError: nothing can run the call.
             NoBackwardError: an input requires grad.
+            TorchOpsError: the call is being exported.
         """
         if metadata is not None:
             raise ValueError(
                 "Attention: argument 'metadata' is an AttentionMetadata (accepted: None; no "
                 "installed backend serves ragged or paged calls)"
+            )
+        if torch.compiler.is_exporting():
+            raise TorchOpsError(
+                "Attention can't be exported: which kernel runs is known to this process alone. "
+                "Call torch.ops.torch_ops.attention in code that is exported"
             )
         if not isinstance(q, Tensor) or not isinstance(k, Tensor) or not isinstance(v, Tensor):
             raise _not_a_tensor(q=q, k=k, v=v)
