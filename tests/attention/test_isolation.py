@@ -1,0 +1,335 @@
+"""Models, threads and tasks: a swap here changes nothing there, and no call sees half of one."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import gc
+import threading
+import tracemalloc
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._dynamo.utils import counters
+
+import torch_ops
+from torch_ops.attention import (
+    Attention,
+    AttentionBackend,
+    apply_attention_backend_override,
+    attention_state,
+    configuration,
+    override_attention_backend,
+)
+
+from . import support
+
+THREADS = 8
+SWAPS = 500
+FAMILIES = ("scripted_one", "scripted_two", "scripted_three")
+
+
+def test_models_of_one_class_are_apart() -> None:
+    a, b = support.stack(3), support.stack(3)
+    inputs = support.inputs(support.layers(a)[0])
+    before, out = attention_state(b), b(*inputs)
+    with override_attention_backend(a, "torch_math"):
+        assert support.backends(a) == ["torch_math"] * 3
+        assert attention_state(b) == before
+        assert torch.equal(b(*inputs), out)
+        assert Attention(4, 8).backend is AttentionBackend.TORCH_FLASH
+        assert support.backends(support.stack(3)) == ["torch_flash"] * 3
+    assert attention_state(a) == before
+
+
+@pytest.mark.usefixtures("fresh_dynamo", "script")
+def test_compiled_models_of_one_class_are_apart() -> None:
+    counters.clear()
+    a, b = support.stack(2), support.stack(2)
+    compiled_a, compiled_b = (torch.compile(m, backend="aot_eager", fullgraph=True) for m in (a, b))
+    inputs = support.inputs(support.layers(a)[0])
+    override_attention_backend(b, "scripted_three")
+    for number, target in enumerate(FAMILIES, 1):
+        override_attention_backend(a, target)
+        assert compiled_a(*inputs).eq(number).all()
+        assert compiled_b(*inputs).eq(3).all()
+    assert counters["stats"]["unique_graphs"] <= 2
+
+
+def test_a_draft_nested_in_its_target() -> None:
+    target = nn.ModuleDict({"layers": support.stack(3), "draft": support.stack(2)})
+    draft = target["draft"]
+    before = attention_state(draft)
+    report = override_attention_backend(target, "torch_math", where="layers.*").report
+    assert len(report.switched) == 3
+    assert attention_state(draft) == before
+    report = override_attention_backend(draft, "torch_math", where="layers.1").report
+    assert report.switched == ("layers.1",)
+    assert support.backends(target) == ["torch_math"] * 3 + ["torch_flash", "torch_math"]
+    report = override_attention_backend(target, "torch_math").report
+    assert report.switched == ("draft.layers.0",)
+    assert report.unchanged == (*(f"layers.layers.{i}" for i in range(3)), "draft.layers.1")
+
+
+def test_a_draft_that_cannot_follow_stops_the_target() -> None:
+    draft = support.Stack(Attention(4, 8, logits_soft_cap=30.0))
+    target = nn.ModuleDict({"layers": support.stack(2), "draft": draft})
+    before = attention_state(target)
+    with pytest.raises(torch_ops.AttentionOverrideError, match=r"draft\.layers\.0") as error:
+        override_attention_backend(target, "torch_math")
+    assert set(error.value.refused) == {"draft.layers.0"}
+    assert attention_state(target) == before
+
+
+def test_copies_of_a_model_are_apart() -> None:
+    model = support.stack(2)
+    override_attention_backend(model, "torch_math", where="layers.0")
+    twin = copy.deepcopy(model)
+    assert attention_state(twin) == attention_state(model)
+    override_attention_backend(twin, "torch_flash")
+    assert support.backends(model) == ["torch_math", "torch_flash"]
+
+
+def in_thread(call: Callable[[], object]) -> None:
+    """Run in a thread of its own; what it raises comes out."""
+    errors: list[BaseException] = []
+
+    def guarded() -> None:
+        try:
+            call()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=guarded)
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+
+
+def test_an_override_in_another_thread_takes_effect_here() -> None:
+    model, other = support.stack(2), support.stack(2)
+    before = attention_state(other)
+    tokens: list[Any] = []
+    in_thread(lambda: tokens.append(override_attention_backend(model, "torch_math")))
+    assert support.backends(model) == ["torch_math"] * 2
+    assert attention_state(other) == before
+    tokens[0].undo()
+    assert attention_state(model) == before
+
+
+def test_scopes_are_invisible_to_other_threads(script: Any) -> None:
+    layer = Attention(4, 8)
+    inputs = support.inputs(layer)
+    entered, seen = threading.Event(), threading.Event()
+
+    def scoped() -> None:
+        with torch_ops.use_backend(attention="scripted"):
+            assert layer(*inputs).eq(1).all()
+            entered.set()
+            assert seen.wait(30)
+            assert layer(*inputs).eq(1).all()
+
+    thread = threading.Thread(target=scoped)
+    thread.start()
+    assert entered.wait(30)
+    assert not layer(*inputs).eq(1).any()
+    assert layer.backend is AttentionBackend.TORCH_FLASH
+    seen.set()
+    thread.join()
+
+
+def test_scopes_are_invisible_to_other_tasks(script: Any) -> None:
+    layer = Attention(4, 8, 2)
+    compiled: Any = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    inputs = support.inputs(layer)
+    plain = layer(*inputs)
+
+    async def scoped() -> None:
+        for _ in range(5):
+            with torch_ops.use_backend(attention="scripted"):
+                await asyncio.sleep(0)
+                assert layer(*inputs).eq(1).all()
+                assert compiled(*inputs).eq(1).all()
+            await asyncio.sleep(0)
+            assert torch.equal(compiled(*inputs), plain)
+
+    async def unscoped() -> None:
+        for _ in range(10):
+            await asyncio.sleep(0)
+            assert torch.equal(layer(*inputs), plain)
+            assert torch.equal(compiled(*inputs), plain)
+
+    async def both() -> None:
+        await asyncio.gather(scoped(), unscoped(), scoped(), unscoped())
+
+    asyncio.run(both())
+
+
+def hammer(forward: Callable[[], Tensor], swap: Callable[[int], object]) -> list[Tensor]:
+    """Run forwards in eight threads while this one swaps; every thread runs until the end."""
+    stop = threading.Event()
+    outputs: list[list[Tensor]] = [[] for _ in range(THREADS)]
+    errors: list[BaseException] = []
+    started = threading.Barrier(THREADS + 1)
+
+    def loop(mine: list[Tensor]) -> None:
+        try:
+            started.wait(60)
+            while not stop.is_set():
+                mine.append(forward())
+        except BaseException as error:
+            errors.append(error)
+            raise
+
+    threads = [threading.Thread(target=loop, args=(mine,)) for mine in outputs]
+    for thread in threads:
+        thread.start()
+    started.wait(60)
+    try:
+        for index in range(SWAPS):
+            swap(index)
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert not errors, errors
+    assert all(outputs), "a thread never ran"
+    return [out for mine in outputs for out in mine]
+
+
+def sizes(model: nn.Module) -> tuple[int, ...]:
+    """What must not grow: ids, and each layer's configurations, plans and prepared kernels."""
+    gc.collect()
+    layers = support.layers(model)
+    return (
+        len(configuration._by_id),
+        sum(len(layer._configurations) for layer in layers),
+        sum(len(layer._cache._prepared) for layer in layers),
+        sum(len(c._plans[1]) for layer in layers for c in layer._configurations.values()),
+    )
+
+
+@pytest.mark.usefixtures("fresh_dynamo", "script")
+@pytest.mark.parametrize("compiled", [False, True])
+def test_forwards_in_threads_while_layers_are_swapped(compiled: bool) -> None:
+    counters.clear()
+    model = support.stack(3)
+    call: Any = torch.compile(model, backend="aot_eager", fullgraph=True) if compiled else model
+    inputs = support.inputs(support.layers(model)[0])
+
+    def forward() -> Tensor:
+        out: Tensor = call(*inputs)
+        assert out.eq(out[:, :1, :1, :1, :1]).all(), "a layer's output is of two kernels"
+        return out[:, 0, 0, 0, 0]
+
+    def swap(index: int) -> None:
+        if index % 5 == 4:
+            layer = support.layers(model)[index % 3]
+            apply_attention_backend_override(layer, FAMILIES[index % 2])
+        else:
+            override_attention_backend(model, FAMILIES[index % 3])
+
+    for target in FAMILIES:
+        override_attention_backend(model, target)
+        forward()
+    before = sizes(model)
+    seen = torch.stack(hammer(forward, swap))
+    assert set(seen.flatten().tolist()) == {1.0, 2.0, 3.0}
+    assert sizes(model) == before
+    assert counters["stats"]["unique_graphs"] == compiled
+
+
+@pytest.mark.usefixtures("script")
+def test_forwards_in_threads_while_the_process_changes_its_mind() -> None:
+    """A plan that was being made under the old choice must not stand after the change."""
+    layer = Attention(4, 8, 2)
+    inputs = support.inputs(layer)
+    plain = layer(*inputs)
+
+    def forward() -> Tensor:
+        out: Tensor = layer(*inputs)
+        assert out.eq(1).all() or torch.equal(out, plain)
+        return out[0, 0, 0, 0]
+
+    undo: list[Callable[[], None]] = []
+
+    def swap(index: int) -> None:
+        if index % 2 == 0:
+            undo.append(torch_ops.set_backend(attention="scripted"))
+            assert layer(*inputs).eq(1).all()
+        else:
+            undo.pop()()
+            assert torch.equal(layer(*inputs), plain)
+
+    hammer(forward, swap)
+    assert torch.equal(layer(*inputs), plain)
+
+
+@pytest.mark.usefixtures("script")
+def test_layers_are_prepared_once_by_many_threads(script: Any) -> None:
+    layer = Attention(4, 8, 2, scale=1.0, backend="scripted_one")
+    inputs = support.inputs(layer)
+    script.acts["prepare", "scripted_one", 1.0] = lambda: threading.Event().wait(0.05) and None
+    started = threading.Barrier(16)
+    outputs: list[Tensor] = []
+
+    def first_call() -> None:
+        started.wait(30)
+        outputs.append(layer(*inputs))
+
+    threads = [threading.Thread(target=first_call) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(outputs) == 16
+    assert all(out.eq(1).all() for out in outputs)
+    assert script.counts["prepare", "scripted_one"] == 1
+
+
+@pytest.mark.usefixtures("script")
+def test_overrides_of_two_threads_are_all_or_none() -> None:
+    """Whoever comes last has all layers: two overrides of one model never mix."""
+    model = support.stack(6)
+    started = threading.Barrier(2)
+
+    def switch(target: str) -> None:
+        started.wait(30)
+        for _ in range(100):
+            override_attention_backend(model, target)
+
+    threads = [threading.Thread(target=switch, args=(t,)) for t in FAMILIES[:2]]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(support.backends(model))) == 1
+
+
+@pytest.mark.usefixtures("script")
+def test_swaps_hold_no_memory() -> None:
+    model = support.stack(3)
+    inputs = support.inputs(support.layers(model)[0])
+
+    def swap(times: int) -> None:
+        for index in range(times):
+            with override_attention_backend(model, FAMILIES[index % 3]):
+                model(*inputs)
+
+    swap(30)
+    gc.collect()
+    tracemalloc.start()
+    try:
+        swap(30)
+        gc.collect()
+        before = tracemalloc.get_traced_memory()[0]
+        swap(300)
+        gc.collect()
+        grown = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert grown < 300 * 16, f"{grown} bytes were kept over 300 swaps"
