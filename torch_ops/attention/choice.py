@@ -1,4 +1,4 @@
-"""Which family a layer runs: override, scope, process, environment, construction, order."""
+"""Which family a layer runs: override, scope, process, environment, construction, tuned, order."""
 
 from __future__ import annotations
 
@@ -130,14 +130,17 @@ def _strict(
 
 
 def _by_order(rules: LayerRules, device: torch.device, dtype: torch.dtype) -> MemberChoice:
+    platform = Platform.detect(device)
+    best = policy.tuned.get((platform.device, platform.arch, "attention"))
+    tuned = members_of(best) if best is not None else ()
+    declared = (AttentionBackend(value) for value in ORDER[platform.device])
     candidates: list[tuple[AttentionBackend, tuple[str, ...]]] = []
-    for value in ORDER[Platform.detect(device).device]:
-        member = AttentionBackend(value)
+    for member in dict.fromkeys((*tuned, *declared)):
         reasons = refusals(rules, member, device, dtype)
         if not reasons:
             skipped = tuple((other, "; ".join(why)) for other, why in candidates)
             _log_skipped(skipped)
-            return MemberChoice(member, "declared", skipped)
+            return MemberChoice(member, "tuned" if member in tuned else "declared", skipped)
         candidates.append((member, reasons))
     lines = [f"    {member.value}  {reason}" for member, all_ in candidates for reason in all_]
     raise NoBackendError(
