@@ -1,18 +1,36 @@
-"""Who decides what a layer runs: override, scope, process, environment, construction, tuned, order."""
+"""Who decides what a layer runs, from the override down to the declared order."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import pytest
 
 import torch_ops
-from torch_ops import Backend, Platform, policy
+from torch_ops import Backend, policy
 from torch_ops.attention import Attention, AttentionBackend, override_attention_backend
 
 from . import support
 
 UNAVAILABLE = torch_ops.BackendUnavailableError
+
+
+Tune = Callable[[Backend], None]
+
+
+@pytest.fixture
+def tune() -> Iterator[Tune]:
+    """Put a backend of attention into the tuned table of the CPU until the test ends."""
+    before = dict(policy.tuned)
+
+    def tuner(backend: Backend) -> None:
+        policy.tuned["cpu", None, "attention"] = backend
+        policy.invalidate()
+
+    yield tuner
+    policy.tuned.clear()
+    policy.tuned.update(before)
+    policy.invalidate()
 
 
 def ran(layer: Attention) -> tuple[str, str]:
@@ -23,12 +41,11 @@ def ran(layer: Attention) -> tuple[str, str]:
     return record.backend.value, record.source
 
 
-def test_every_source_beats_those_below_it(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    here = Platform.cpu()
+@pytest.mark.usefixtures("script")
+def test_every_source_beats_those_below_it(tune: Tune, monkeypatch: pytest.MonkeyPatch) -> None:
     plain, built = Attention(4, 8), Attention(4, 8, backend="torch_math")
     assert ran(plain) == ("torch_flash", "declared")
-    monkeypatch.setitem(policy.tuned, (here.device, here.arch, "attention"), Backend("scripted"))
-    policy.invalidate()
+    tune(Backend("scripted"))
     assert ran(plain) == ("scripted_one", "tuned")
     assert ran(built) == ("torch_math", "layer")
     monkeypatch.setenv("TORCH_OPS_BACKEND", "scripted")
@@ -44,14 +61,15 @@ def test_every_source_beats_those_below_it(script: Any, monkeypatch: pytest.Monk
         with torch_ops.use_backend("torch"):
             assert ran(built) == ("scripted_three", "layer")
     undo()
-    policy.tuned.clear()
-    policy.invalidate()
 
 
-def test_a_tuned_family_that_cannot_run_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(policy.tuned, ("cpu", None, "attention"), Backend.AITER)
-    policy.invalidate()
+def test_a_tuned_backend_that_cannot_run_is_skipped(tune: Tune) -> None:
+    tune(Backend.AITER)
     assert ran(Attention(4, 8)) == ("torch_flash", "declared")
+    tune(Backend.TORCH)
+    assert ran(Attention(4, 8)) == ("torch_flash", "tuned")
+    layer = Attention(6, 16, 2, is_causal=True, window_left=3, logits_soft_cap=5.0)
+    assert layer.backend is AttentionBackend.INDUCTOR
 
 
 @pytest.mark.parametrize("source", ["scope", "process", "environment"])
