@@ -145,10 +145,10 @@ def test_wheel_is_what_is_imported(clean_python: Path, tmp_path: Path) -> None:
 
 
 def test_import_is_cheap(clean_python: Path, tmp_path: Path) -> None:
-    """Minimum over processes: other work on the machine only ever adds time."""
+    """Processor time, minimum over processes: other work on the machine only ever adds to it."""
     code = (
-        "import torch, time; start = time.perf_counter(); import torch_ops;"
-        "print(time.perf_counter() - start)"
+        "import torch, time; start = time.process_time(); import torch_ops;"
+        "print(time.process_time() - start)"
     )
     seconds = [float(run(clean_python, "-c", code, cwd=tmp_path)) for _ in range(5)]
     assert min(seconds) <= IMPORT_BUDGET_S, f"import torch_ops took {min(seconds):.3f} s of its own"
