@@ -1,0 +1,53 @@
+"""PyTorch's own check of every operator, backend by backend, on every layout of its inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing._internal.optests import OpCheckError
+
+from . import samples
+from .samples import BACKENDS, OPS
+from .toy import Toy
+
+# "right already": contiguous and of the accumulation dtype, so that nothing is copied on the way.
+LAYOUTS = {"right already": "contiguous"} | {name: name for name in samples.LAYOUTS}
+LAYOUTS.pop("contiguous")
+
+
+@pytest.mark.parametrize("layout", [*LAYOUTS, "zero-size"])
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("op", OPS)
+def test_opcheck(op: str, backend: str, layout: str) -> None:
+    """Schema, autograd registration, fake against real, and AOTAutograd with dynamic shapes."""
+    args = samples.arguments(op, rows=0 if layout == "zero-size" else 3)
+    args = samples.lay_out(args, LAYOUTS.get(layout, "contiguous"))
+    torch.library.opcheck(getattr(torch.ops.torch_ops, op).backend, (*args.values(), backend))
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_opcheck_of_the_default_overload(op: str) -> None:
+    args = samples.arguments(op)
+    torch.library.opcheck(getattr(torch.ops.torch_ops, op).default, tuple(args.values()))
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        lambda x, n: x,
+        lambda x, n: x.view(x.shape),
+        lambda x, n: x.contiguous(),
+        lambda x, n: torch.ones(3, 2).t(),
+        lambda x, n: torch.ones(2, 3, dtype=torch.float64),
+        lambda x, n: torch.ones(3, 2),
+        lambda x, n: x.add_(1).clone(),
+    ],
+    ids=["itself", "view", "contiguous", "strides", "dtype", "shape", "writes its input"],
+)
+def test_opcheck_finds_what_it_is_for(kernel: Callable[[Tensor, int], Tensor], toy: Toy) -> None:
+    toy.serve("torch", 1, kernel=kernel)
+    with pytest.raises(OpCheckError):
+        torch.library.opcheck(torch.ops.torch_ops.toy.default, (torch.ones(2, 3), 1))
