@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import types
 from typing import Any
 
@@ -10,13 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from torch_ops.integrations.transformers.cache import argument
-
 transformers: Any = pytest.importorskip("transformers")
+_cache: Any = importlib.import_module("torch_ops.integrations.transformers.cache")
 
 FAMILIES = ("Llama", "Mistral", "Qwen2")
 LAYERS, VOCABULARY, POSITIONS = 3, 97, 64
-CACHE = argument(transformers.LlamaForCausalLM)
+SlotCache = _cache.SlotCache
+CACHE = _cache.argument(transformers.LlamaForCausalLM)
 
 
 def config(family: str = "Llama", **changes: Any) -> Any:

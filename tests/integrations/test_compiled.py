@@ -13,10 +13,9 @@ import torch_ops
 from torch_ops import dynamo
 from torch_ops.attention import override_attention_backend
 from torch_ops.integrations.transformers import accelerate
-from torch_ops.integrations.transformers.cache import SlotCache
 
 from . import support
-from .support import CACHE, FAMILIES, model, tokens, transformers
+from .support import CACHE, FAMILIES, SlotCache, model, tokens, transformers
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
@@ -61,7 +60,7 @@ def test_two_graphs_serve_any_length_and_a_swap_compiles_none(family: str) -> No
     prompt = tokens()
     dynamo.mark_dynamic(prompt, 1)
 
-    def cache() -> SlotCache:
+    def cache() -> Any:
         return SlotCache(made.config, 40)
 
     assert decode(step, prompt, cache(), 20) == expected

@@ -6,10 +6,9 @@ import pytest
 import torch
 
 from torch_ops.integrations.transformers import accelerate
-from torch_ops.integrations.transformers.cache import SlotCache
 
 from . import support
-from .support import CACHE, POSITIONS, model, tokens, transformers
+from .support import CACHE, POSITIONS, SlotCache, model, tokens, transformers
 
 
 @pytest.fixture

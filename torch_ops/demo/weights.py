@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,14 +84,16 @@ def _folder() -> str:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep transformers' progress bars off; the demo shows its own progress."""
+    """Keep the progress bars of transformers off; the demo shows its own progress."""
     import transformers.utils.logging
 
     logging: Any = transformers.utils.logging
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
-        yield
+        # The bar of the GGUF reader asks nobody.
+        with redirect_stderr(io.StringIO()):
+            yield
     finally:
         if shown:
             logging.enable_progress_bar()
