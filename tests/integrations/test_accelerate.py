@@ -182,6 +182,20 @@ def test_another_model_of_the_class_and_config_is_untouched() -> None:
     assert torch.equal(other(ids, attention_mask=padded).logits, masked)
 
 
+def test_the_callers_mode_does_not_matter() -> None:
+    made, ids = model(), tokens()
+    plain = made(ids).logits
+    with torch.inference_mode():
+        acceleration = accelerate(made)
+        logits = made(ids).logits
+    assert torch.equal(made(ids).logits, logits)
+    assert not any(p.is_inference() for p in [*made.parameters(), *made.buffers()])
+    with torch.inference_mode():
+        acceleration.undo()
+    assert not any(p.is_inference() for p in [*made.parameters(), *made.buffers()])
+    assert torch.equal(made(ids).logits, plain)
+
+
 def test_a_part_of_a_model_and_the_rest_later() -> None:
     made, ids = model(), tokens()
     truth, plain = support.exact(made, ids), made(ids).logits

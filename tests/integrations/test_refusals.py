@@ -53,6 +53,8 @@ def test_static_caches_are_refused(made: torch.nn.Module) -> None:
     cache = transformers.StaticCache(config=made.config, max_cache_len=16)
     with pytest.raises(ValueError, match="slots that are not filled"):
         made(tokens(), **{CACHE: cache})
+    with pytest.raises(ValueError, match="slots that are not filled"):
+        support.generate(made, tokens(), cache_implementation="static")
 
 
 def test_texts_beyond_the_table_are_refused(made: torch.nn.Module) -> None:

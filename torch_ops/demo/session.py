@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,6 +39,7 @@ class Settings:
         limit: Most tokens of an answer.
         measured: Tokens per measurement.
         rounds: Measurements of each contender; the best counts.
+        seconds: No further round is begun after this time.
     """
 
     target: str = "torch_math"
@@ -45,6 +47,7 @@ class Settings:
     limit: int = 64
     measured: int = 48
     rounds: int = 3
+    seconds: float = 60.0
 
 
 @dataclass
@@ -178,9 +181,11 @@ class Session:
         with self._progress.step("Compiling the untouched model, static cache"):
             decode(runners[-1], prompt, 3)
         best = [0.0] * len(runners)
-        rounds = self._settings.rounds
+        rounds, begun = self._settings.rounds, time.monotonic()
         with self._progress.step("Measuring"):
             for number in range(rounds):
+                if number and time.monotonic() - begun > self._settings.seconds:
+                    break
                 self._progress.note(f"Measuring, round {number + 1} of {rounds}")
                 for i, runner in enumerate(runners):
                     answer = decode(runner, prompt, self._settings.measured + 1)

@@ -5,6 +5,7 @@ Only instances change, never a class. Imports nothing of transformers until a mo
 
 from __future__ import annotations
 
+import torch
 from torch import nn
 
 from torch_ops.attention import AttentionBackend
@@ -40,9 +41,11 @@ def accelerate(
     from torch_ops.integrations.transformers import masks
     from torch_ops.integrations.transformers.plan import Plan
 
-    plan = Plan(model, attention)
-    masks.register()
-    commit(plan.swaps)
+    # Tensors made here must be plain ones, whatever mode the caller is in.
+    with torch.inference_mode(False), torch.no_grad():
+        plan = Plan(model, attention)
+        masks.register()
+        commit(plan.swaps)
     swaps = [swap for swap in plan.swaps if swap.became]
     became = {place.name: swap.became for swap in swaps for place in swap.places}
     return Acceleration(tuple(became), tuple(plan.left), model, became, plan.swaps)

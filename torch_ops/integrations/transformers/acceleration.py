@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import torch
 from torch import nn
 
 from torch_ops.integrations.transformers.families import only_records
@@ -67,7 +68,7 @@ def _hand_back(replacement: nn.Module, original: nn.Module) -> None:
     original.train(replacement.training)
 
 
-@dataclass
+@dataclass(eq=False)
 class Acceleration:
     """What `accelerate` did to a model.
 
@@ -99,8 +100,9 @@ class Acceleration:
                 )
         if not self._swaps:
             return
-        while self._swaps:
-            self._swaps.pop().revert()
+        with torch.inference_mode(False), torch.no_grad():
+            while self._swaps:
+                self._swaps.pop().revert()
         _forget_recorders(self._model)
 
     def __str__(self) -> str:
