@@ -36,6 +36,11 @@ class Block(NamedTuple):
 
 BLOCKS = [Block(*found) for found in re.findall(r"^```(\w*)\n(.*?)^```$", README, re.M | re.S)]
 COMMANDS = [line for b in BLOCKS if b.language == "sh" for line in b.text.splitlines() if line]
+KINDS = {
+    "make": re.compile(r"make \w+$"),
+    "pip": re.compile(r"pip install "),
+    "run": re.compile(r"(?:TORCH_OPS_\w+=\S+ )?(?:torch-ops|pytest) "),
+}
 
 DRIVER = """
 import json, sys
@@ -108,8 +113,8 @@ def test_python_blocks_run(site: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", [c for c in COMMANDS if "torch-ops " in c])
-def test_torch_ops_commands_run(command: str, site: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", [c for c in COMMANDS if KINDS["run"].match(c)])
+def test_commands_run(command: str, site: Path, tmp_path: Path) -> None:
     done = subprocess.run(
         ["bash", "-euc", command],
         cwd=tmp_path,
@@ -124,7 +129,7 @@ def test_torch_ops_commands_run(command: str, site: Path, tmp_path: Path) -> Non
         json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("make ")])
+@pytest.mark.parametrize("command", [c for c in COMMANDS if KINDS["make"].match(c)])
 def test_make_commands_are_targets(command: str) -> None:
     """They set up an environment or run this very suite, so make says what it would run."""
     done = subprocess.run(
@@ -139,15 +144,15 @@ def test_make_commands_are_targets(command: str) -> None:
     assert done.stdout.splitlines()[-1] == runs[command]
 
 
-@pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("pip ")])
+@pytest.mark.parametrize("command", [c for c in COMMANDS if KINDS["pip"].match(c)])
 def test_installed_extras_exist(command: str) -> None:
     (extras,) = re.findall(r'^pip install "torch-ops\[([\w,-]+)\]"$', command)
     assert set(extras.split(",")) <= set(PROJECT["project"]["optional-dependencies"])
 
 
 def test_every_command_is_of_a_kind_that_is_checked() -> None:
-    kinds = re.compile(r"^(make |pip |torch-ops |TORCH_OPS_\w+=\S+ torch-ops )")
-    assert [command for command in COMMANDS if not kinds.match(command)] == []
+    kinds = [[kind for kind, pattern in KINDS.items() if pattern.match(c)] for c in COMMANDS]
+    assert [len(found) for found in kinds] == [1] * len(COMMANDS)
 
 
 def table(heading: str) -> dict[str, str]:
