@@ -1,0 +1,1 @@
+"""Reports about other projects, each a test with the right outcome here."""
