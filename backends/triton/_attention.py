@@ -62,11 +62,11 @@ def refusal(dtype: torch.dtype, head_dim: int, value_dim: int, scale: float | No
 
 def shared_memory(arch: str | None) -> int:
     """Give how many bytes of shared memory a program may have."""
-    if arch is None or (arch.startswith("gfx") and arch != "gfx950"):
-        return 65536
-    if arch in ("sm_90", "sm_100", "sm_103"):
+    if arch is not None and arch.startswith("gfx"):
+        return 163840 if arch == "gfx950" else 65536
+    if arch in (None, "sm_90", "sm_100", "sm_103"):
         return 232448
-    if arch in ("sm_80", "sm_87", "gfx950"):
+    if arch in ("sm_80", "sm_87"):
         return 163840
     return 101376
 
@@ -82,10 +82,11 @@ def config(arch: str | None, itemsize: int, width: int, rows: int) -> Config:
     """
     if itemsize == 4:
         return Config(32 if width <= 128 else 16, 32, 4, 1)
-    if rows <= 16:
-        wanted = Config(16, 128 if width <= 128 else 64, 4, 3)
-    elif rows <= 64:
-        wanted = Config(32 if rows <= 32 else 64, 64, 4, 3)
+    few = next((tile for tile in (16, 32, 64) if rows <= tile), 0)
+    if arch is not None and arch.startswith("gfx"):
+        return Config(few or (128 if width <= 128 else 64), 64 if width <= 128 else 32, 4, 1)
+    if few:
+        wanted = Config(few, 128 if few == 16 and width <= 128 else 64, 4, 3)
     elif width <= 64:
         wanted = Config(128, 64, 4, 3)
     else:
@@ -94,13 +95,15 @@ def config(arch: str | None, itemsize: int, width: int, rows: int) -> Config:
 
 
 def _fitted(wanted: Config, row_bytes: int, limit: int) -> Config:
-    """Take away stages, then keys, until queries, keys and values fit into shared memory."""
+    """Take away stages, then keys, then rows, until all of them fit into shared memory."""
     chosen = wanted
     while (chosen.block_m + 2 * chosen.stages * chosen.block_n) * row_bytes > limit - 1024:
         if chosen.stages > 1:
             chosen = chosen._replace(stages=chosen.stages - 1)
-        else:
+        elif chosen.block_n > 32:
             chosen = chosen._replace(block_n=chosen.block_n // 2)
+        else:
+            chosen = chosen._replace(block_m=chosen.block_m // 2)
     return chosen
 
 
