@@ -1,7 +1,7 @@
 """The numerics kit: proves that a kernel computes what its declaration says.
 
-Boundary: importing this package imports no hypothesis and no proof, so that the pytest plugin
-costs nothing; the names below load what they need when they are first read.
+Start at `torch_ops.testing.verify.verify`. Boundary: importing this package imports no hypothesis
+and no proof, so that the pytest plugin costs nothing; the names below load when first read.
 """
 
 from __future__ import annotations
@@ -10,34 +10,23 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from torch_ops.testing.build import build
+    from torch_ops.testing.arguments import build
     from torch_ops.testing.proof import Proof, proof_of, proofs
     from torch_ops.testing.result import Result
     from torch_ops.testing.spec import Operand, Spec
-    from torch_ops.testing.verify import replay, verify
+    from torch_ops.testing.verify import replay
 
-__all__ = [
-    "Operand",
-    "Proof",
-    "Result",
-    "Spec",
-    "build",
-    "proof_of",
-    "proofs",
-    "replay",
-    "verify",
-]
+__all__ = ["Operand", "Proof", "Result", "Spec", "build", "proof_of", "proofs", "replay"]
 
 _HOME = {
     "Operand": "spec",
     "Proof": "proof",
-    "replay": "verify",
     "Result": "result",
     "Spec": "spec",
-    "build": "build",
+    "build": "arguments",
     "proof_of": "proof",
     "proofs": "proof",
-    "verify": "verify",
+    "replay": "verify",
 }
 
 

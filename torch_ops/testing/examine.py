@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_ops.testing.build import build, contiguous
+from torch_ops.testing.arguments import build, contiguous
 from torch_ops.testing.compare import ViolationError, check_output, check_pairs
 from torch_ops.testing.contract import Snapshot, check_fresh, check_metadata
 from torch_ops.testing.laws import GENERIC

@@ -17,7 +17,7 @@ import torch_ops
 from torch_ops.backend import Backend
 from torch_ops.declarations import catalogue
 from torch_ops.testing._hypothesis import FlakyFailure, Phase, target
-from torch_ops.testing.build import build
+from torch_ops.testing.arguments import build
 from torch_ops.testing.compare import ViolationError
 from torch_ops.testing.draw import FLOATS
 from torch_ops.testing.examine import Examiner, Tally

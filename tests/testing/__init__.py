@@ -1,0 +1,1 @@
+"""Tests of the numerics kit, and proofs of the references by it."""
