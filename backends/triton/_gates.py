@@ -78,7 +78,7 @@ def config(columns: int, itemsize: int) -> Config:
     """Choose by the length of an output row: 16 bytes of gate and of value a thread."""
     tile = INTERPRETED_TILE if INTERPRETED else 2048 // itemsize
     block = min(power_of_two(columns), tile)
-    return Config(block, tile // block, 128, load="evict_first")
+    return Config(block, tile // block, 128)
 
 
 class _Plan(NamedTuple):

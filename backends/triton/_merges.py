@@ -81,7 +81,7 @@ def config(block: int, itemsize: int) -> Config:
     if INTERPRETED:
         return Config(rows=max(1, INTERPRETED_TILE // block), threads=32)
     rows = max(1, 2048 // (itemsize * block))
-    return Config(rows, min(max(rows * block * itemsize // 16, 32), 512), load="evict_first")
+    return Config(rows, min(max(rows * block * itemsize // 16, 32), 512))
 
 
 class _Plan(NamedTuple):

@@ -112,10 +112,10 @@ class Config(NamedTuple):
 
 def config(half: int, itemsize: int, heads: int, crowded: bool) -> Config:
     """Choose by the padded half of rotary_dim and the larger number of heads."""
-    wanted = INTERPRETED_TILE if INTERPRETED else (2048 if crowded else 512) // itemsize
+    wanted = INTERPRETED_TILE if INTERPRETED else (1024 if crowded else 512) // itemsize
     count = min(power_of_two(heads), max(1, wanted // half))
     tokens = max(1, wanted // half // count) if INTERPRETED else 1
-    return Config(tokens, count, min(max(count * half * itemsize // 16, 32), 256), "evict_first")
+    return Config(tokens, count, min(max(count * half * itemsize // 16, 32), 256))
 
 
 _CROWD = 512
