@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -45,6 +46,4 @@ def script(install: Install) -> Any:
     """The script of the backend ``scripted``, which is installed."""
     files = {path.name: path.read_text() for path in SCRIPTED.glob("*.py")}
     install("scripted", files)
-    from torch_ops_scripted.attention import script
-
-    return script
+    return importlib.import_module("torch_ops_scripted.attention").script

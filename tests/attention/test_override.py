@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -469,6 +471,11 @@ def test_prepare_then_apply_prepares_once(script: Any) -> None:
 COUNT = 4
 
 
+def scripted() -> ModuleType:
+    """The attention module of the scripted backend."""
+    return importlib.import_module("torch_ops_scripted.attention")
+
+
 def changed(model: nn.Module, target: str) -> Callable[[], object]:
     return lambda: override_attention_backend(model, target)
 
@@ -568,9 +575,7 @@ def test_resolving_to_another_family_is_refused(
     before = attention_state(layer)
 
     def other() -> object:
-        import torch_ops_scripted.attention as scripted
-
-        return scripted.Filled(layer.spec, AttentionBackend("scripted_two"))
+        return scripted().Filled(layer.spec, AttentionBackend("scripted_two"))
 
     script.acts["prepare", "scripted_one", 1.0] = other
     text = (
@@ -597,9 +602,7 @@ def test_resolving_to_another_family_is_refused(
 def test_the_first_run_is_checked(
     script: Any, monkeypatch: pytest.MonkeyPatch, run: Callable[..., Any], text: str | None
 ) -> None:
-    import torch_ops_scripted.attention as scripted
-
-    monkeypatch.setattr(scripted.Filled, "run", lambda self, q, k, v: run(q, k, v))
+    monkeypatch.setattr(scripted().Filled, "run", lambda self, q, k, v: run(q, k, v))
     layer = Attention(4, 8, 2)
     if text is None:
         override_attention_backend(layer, "scripted_one")
@@ -611,13 +614,11 @@ def test_the_first_run_is_checked(
 def test_outputs_with_other_strides_are_made_contiguous(
     script: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import torch_ops_scripted.attention as scripted
-
     def run(self: object, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         strided: torch.Tensor = (q + 1).transpose(1, 2).contiguous().transpose(1, 2)
         return strided
 
-    monkeypatch.setattr(scripted.Filled, "run", run)
+    monkeypatch.setattr(scripted().Filled, "run", run)
     layer = Attention(4, 8, 2)
     override_attention_backend(layer, "scripted_one")
     q, k, v = support.inputs(layer)
