@@ -71,8 +71,15 @@ def _load(plan: Plan) -> tuple[list[Kernel], list[Candidate]]:
 
 def _run_chain(plan: Plan, chain: list[Kernel], skipped: list[Candidate]) -> Callable[..., Any]:
     """Ask each kernel's predicate with the real arguments and run the first that agrees."""
+    first, traced = chain[0], tracing.active()
+    agrees, function = first.supports, first.function
 
     def run(*args: Any) -> Any:
+        if first.verified and not traced and (agrees is None or agrees(*args) is None):
+            try:  # the usual case at the least cost; what didn't start goes the long way
+                return function(*args)
+            except (BackendUnavailableError, KernelLoadError):
+                pass
         refused: list[tuple[Kernel, str]] = []
         for kernel in chain:
             reason = kernel.supports(*args) if kernel.supports is not None else None
@@ -85,7 +92,7 @@ def _run_chain(plan: Plan, chain: list[Kernel], skipped: list[Candidate]) -> Cal
                         raise
                 else:
                     kernel.verified = True
-                    if tracing.active():
+                    if traced:
                         names = [(c.backend, "; ".join(c.reasons)) for c in skipped]
                         names += [(other.spec.backend, why) for other, why in refused]
                         tracing.note(plan.op, kernel.spec.backend, plan.source, names)
