@@ -92,6 +92,17 @@ class _Swapping:
         )
 
 
+@dataclass(frozen=True)
+class _Served:
+    """The accelerated model's answer, and how it came about."""
+
+    answer: Answer
+    calls: tuple[OpCalls, ...]
+    layers: tuple[LayerBackends, ...]
+    graphs_before: int
+    graph_breaks: int
+
+
 class Session:
     """One run of the demo; `run` gives the report."""
 
@@ -120,27 +131,21 @@ class Session:
             length = len(self._answer(eager(untouched), prompt, chat).tokens)
         with self._progress.step("Putting a copy of it on torch_ops"):
             acceleration = accelerate(ours)
-        before = backends(ours)
         runner = compiled(ours, slots, self._counter)
-        breaks = _graph_breaks()
         swapping = _Swapping(ours, self._settings, self._counter, length)
-        answer, graphs_before, calls = self._answer_swapping(runner, prompt, chat, swapping)
-        after = backends(ours)
+        served = self._serve(runner, prompt, chat, swapping)
         with self._progress.step("Comparing logits with the untouched model's"):
-            difference, unexplained = _compare(untouched, runner, prompt, answer)
+            difference, unexplained = _compare(untouched, runner, prompt, served.answer)
         speeds = self._measure([runner, eager(untouched), static(untouched, slots)], prompt)
         return Report(
             question=self._question,
-            answer=chat.text(answer.tokens),
+            answer=chat.text(served.answer.tokens),
             expected=self._expected,
-            calls=calls,
-            layers=tuple(
-                LayerBackends(name, before[name], swapping.layers.get(name, ""), after[name])
-                for name in before
-            ),
+            calls=served.calls,
+            layers=served.layers,
             swaps=swapping.costs(),
-            graph_breaks=_graph_breaks() - breaks,
-            graphs_before=graphs_before,
+            graph_breaks=served.graph_breaks,
+            graphs_before=served.graphs_before,
             graphs_after=self._counter.graphs,
             max_logit_diff=difference,
             unexplained=unexplained,
@@ -155,26 +160,32 @@ class Session:
         limit = self._settings.limit
         return decode(runner, prompt, limit, end=chat.end, before=before, keep_logits=True)
 
-    def _answer_swapping(
-        self, runner: Runner, prompt: Tensor, chat: Chat, swapping: _Swapping
-    ) -> tuple[Answer, int, tuple[OpCalls, ...]]:
+    def _serve(self, runner: Runner, prompt: Tensor, chat: Chat, swapping: _Swapping) -> _Served:
         """Answer twice with swaps: the second time nothing may be compiled any more."""
 
         def before(tokens: int) -> None:
             self._progress.note(f"Answering, {tokens} tokens")
             swapping(tokens)
 
+        breaks, first = _graph_breaks(), backends(swapping.model)
         with self._progress.step("Compiling the graphs of the prompt and of a further token"):
             decode(runner, prompt, 2)
-        graphs_before = self._counter.graphs
+        graphs = self._counter.graphs
         with self._progress.step("Answering, attention swapped half way and back"), trace() as seen:
             answer = self._answer(runner, prompt, chat, before)
             swapping.back(len(answer.tokens))
-        calls = tuple(OpCalls(r.op, r.backend.value, r.source, r.count) for r in seen.records)
+        last = backends(swapping.model)
         with self._progress.step("Answering again, swapped and back again"):
             again = self._answer(runner, prompt, chat, before)
             swapping.back(len(again.tokens))
-        return answer, graphs_before, calls
+        during = swapping.layers or first
+        return _Served(
+            answer,
+            tuple(OpCalls(r.op, r.backend.value, r.source, r.count) for r in seen.records),
+            tuple(LayerBackends(name, first[name], during[name], last[name]) for name in first),
+            graphs,
+            _graph_breaks() - breaks,
+        )
 
     def _measure(self, runners: list[Runner], prompt: Tensor) -> list[float]:
         """Tokens per second of each runner: the best of some rounds, taken in turn."""

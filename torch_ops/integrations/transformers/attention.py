@@ -79,17 +79,13 @@ class SelfAttention(FusedLinears):
         cos_sin_cache, positions = position_embeddings
         seen = 0 if cache is None else cache.get_seq_length(self.layer_idx)
         _refuse_length(seen + length, cos_sin_cache.shape[0])
-        widths = [self.num_heads, self.num_kv_heads, self.num_kv_heads]
-        q, k, v = self.project(hidden_states).split([n * self.head_dim for n in widths], dim=-1)
-        q, k = torch.ops.torch_ops.apply_rope(
-            q.reshape(-1, self.num_heads, self.head_dim),
-            k.reshape(-1, self.num_kv_heads, self.head_dim),
-            cos_sin_cache,
-            positions,
+        widths = [n * self.head_dim for n in (self.num_heads, self.num_kv_heads, self.num_kv_heads)]
+        q, k, v = (
+            part.reshape(batch * length, -1, self.head_dim)
+            for part in self.project(hidden_states).split(widths, dim=-1)
         )
-        q = q.view(batch, length, self.num_heads, self.head_dim)
-        k = k.view(batch, length, self.num_kv_heads, self.head_dim)
-        v = v.reshape(batch, length, self.num_kv_heads, self.head_dim)
+        q, k = torch.ops.torch_ops.apply_rope(q, k, cos_sin_cache, positions)
+        q, k, v = (x.view(batch, length, -1, self.head_dim) for x in (q, k, v))
         if cache is not None:
             k, v = cache.update(k.transpose(1, 2), v.transpose(1, 2), self.layer_idx)
             k, v = k.transpose(1, 2), v.transpose(1, 2)
