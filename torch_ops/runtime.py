@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 from torch.library import Library, custom_op, fallthrough_kernel
 
-from torch_ops import binding, callables, dynamo, policy, schema, selector
+from torch_ops import binding, callables, dynamo, policy, schema, selector, transforms
 from torch_ops.backend import Backend
 from torch_ops.declare import Declaration
 from torch_ops.errors import NoBackwardError, TorchOpsError
 from torch_ops.platform import Platform, platform_of
 from torch_ops.registry import registry
+from torch_ops.transforms import any_tangent
 
 __all__ = ["register"]
 
@@ -30,6 +31,7 @@ _AUTOGRAD_KEYS = ("AutogradCPU", "AutogradCUDA", "AutogradXPU", "AutogradMPS", "
 _library = Library(NAMESPACE, "FRAGMENT")  # kept for ever: a collected library crashes its ops
 _grad_enabled = torch._C.is_grad_enabled
 _any_requires_grad = torch._C._any_requires_grad
+_forward_ad = torch.autograd.forward_ad
 _increment_version = torch.autograd.graph.increment_version
 _scope = policy.current_scope
 
@@ -70,6 +72,7 @@ def install(
         _library.impl(overload, _below_autocast(overload), key)
     if mutates:
         _library.impl(overload, fallthrough_kernel, "ADInplaceOrView", allow_override=True)
+    transforms.guard(_library, overload, lambda: refuse_grad(overload.partition(".")[0]))
 
 
 def _told_by_dynamo(fake: Callable[..., Any]) -> Callable[..., Any]:
@@ -94,6 +97,7 @@ def _below_autocast(overload: str) -> Callable[..., Any]:
         with torch._C._DisableAutocast():
             return getattr(packet, overload_name or "default")(*args)
 
+    dynamo.skip(kernel.__code__)
     return kernel
 
 
@@ -126,7 +130,9 @@ def _kernel(declaration: Declaration, named: bool) -> Callable[..., Any]:
     find = slots.get
 
     def kernel(*args: Any) -> Any:
-        if _grad_enabled() and _any_requires_grad(*args):
+        if (_grad_enabled() and _any_requires_grad(*args)) or (
+            _forward_ad._current_level >= 0 and any_tangent(args)
+        ):
             raise refuse_grad(op)
         declaration.checker(*args)
         run = find(_scope())
@@ -135,7 +141,9 @@ def _kernel(declaration: Declaration, named: bool) -> Callable[..., Any]:
         return run(*args)
 
     def kernel_mutating(*args: Any) -> None:
-        if _grad_enabled() and _any_requires_grad(*args):
+        if (_grad_enabled() and _any_requires_grad(*args)) or (
+            _forward_ad._current_level >= 0 and any_tangent(args)
+        ):
             raise refuse_grad(op)
         declaration.checker(*args)
         run = find(_scope())
@@ -147,7 +155,9 @@ def _kernel(declaration: Declaration, named: bool) -> Callable[..., Any]:
 
     def kernel_named(*args: Any) -> Any:
         args, backend = args[:-1], args[-1]
-        if _grad_enabled() and _any_requires_grad(*args):
+        if (_grad_enabled() and _any_requires_grad(*args)) or (
+            _forward_ad._current_level >= 0 and any_tangent(args)
+        ):
             raise refuse_grad(op)
         declaration.checker(*args)
         run = find((_scope(), backend))
@@ -192,7 +202,9 @@ def _fake(declaration: Declaration, named: bool) -> Callable[..., Any]:
         if named:
             args, backend = args[:-1], args[-1]
             registry.find(op, backend)
-        if _grad_enabled() and _any_requires_grad(*args):
+        if (_grad_enabled() and _any_requires_grad(*args)) or (
+            _forward_ad._current_level >= 0 and any_tangent(args)
+        ):
             raise refuse_grad(op)
         declaration.checker(*args)
         depend_on_policy(op, args, backend)

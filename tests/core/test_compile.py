@@ -138,7 +138,8 @@ def test_rows_whose_number_depends_on_data() -> None:
     assert counter.frame_count == 1
 
 
-def test_a_call_after_a_graph_break_is_not_traced_into() -> None:
+@pytest.mark.parametrize("autocast", [False, True], ids=["", "autocast"])
+def test_a_call_after_a_graph_break_is_not_traced_into(autocast: bool) -> None:
     """Dynamo compiles the frames of the user and none of ours."""
 
     def broken(x: Tensor) -> Any:
@@ -149,9 +150,10 @@ def test_a_call_after_a_graph_break_is_not_traced_into() -> None:
     counter = CompileCounterWithBackend("aot_eager")
     compiled: Any = torch.compile(broken, backend=counter)
     x = torch.randn(2, 8)
-    for _ in range(2):
-        _, (found,) = compiled(x)
-        assert torch.equal(found, ops.rms_norm(x + 1))
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        for _ in range(2):
+            _, (found,) = compiled(x)
+            assert torch.equal(found, ops.rms_norm(x + 1))
     for graph in counter.graphs:
         targets = {str(node.target) for node in graph.graph.nodes}
         assert not any("rsqrt" in target for target in targets)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -148,19 +149,17 @@ def test_optional_tensors_may_be_left_out(op: str) -> None:
     full = required | {p.name: p.default for p in parameters if p.default is not p.empty}
     packet: Any = getattr(torch.ops.torch_ops, op)
 
-    def copied(values: Arguments) -> Arguments:
-        return samples.lay_out(values, "contiguous")
-
+    calls: list[tuple[Arguments, Callable[[Arguments], Any]]] = [
+        (required, lambda a: packet(*a.values())),
+        (full, lambda a: packet(*a.values())),
+        (full, lambda a: packet(**a)),
+        (full, lambda a: packet.backend(*a.values(), "torch")),
+        (required, lambda a: getattr(ops, op)(**a)),
+        (full, lambda a: getattr(ops, op)(*a.values(), backend="torch")),
+    ]
     first, *rest = (
-        samples.outputs(op, made, call(made))
-        for made, call in (
-            (copied(required), lambda a: packet(*a.values())),
-            (copied(full), lambda a: packet(*a.values())),
-            (copied(full), lambda a: packet(**a)),
-            (copied(full), lambda a: packet.backend(*a.values(), "torch")),
-            (copied(required), lambda a: getattr(ops, op)(**a)),
-            (copied(full), lambda a: getattr(ops, op)(*a.values(), backend="torch")),
-        )
+        samples.outputs(op, made := samples.lay_out(values, "contiguous"), call(made))
+        for values, call in calls
     )
     for found in rest:
         assert all(same(a, b) for a, b in zip(found, first, strict=True))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor
-from torch.testing._internal.optests import OpCheckError
+from torch.testing._internal.optests.generate_tests import OpCheckError
 
 from . import samples
 from .samples import BACKENDS, OPS
