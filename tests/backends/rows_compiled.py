@@ -1,0 +1,177 @@
+"""Compile what the Triton row ops launch, for GPUs that aren't there.
+
+Writes one JSON object: check -> what broke.
+The ops run on CPU tensors with the launch replaced, so that what is compiled is what they ask for:
+dtypes, constants and threads of each variant.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+BACKEND = "torch_ops.backends.triton"
+DTYPES = ("float16", "bfloat16", "float32", "float64")
+TARGETS = {
+    "sm_80": ("cuda", 80, 32),
+    "sm_90": ("cuda", 90, 32),
+    "sm_100": ("cuda", 100, 32),
+    "gfx942": ("hip", "gfx942", 64),
+    "gfx950": ("hip", "gfx950", 64),
+}
+KERNELS = frozenset({"whole", "looped", "stats", "apply", "_gate", "_rotate", "_merge"})
+_TYPES = {
+    torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.float32: "*fp32",
+    torch.float64: "*fp64", torch.int32: "*i32", torch.int64: "*i64",
+}  # fmt: skip
+
+
+class Launch(NamedTuple):
+    """What an op asked to be launched."""
+
+    variant: Any
+    values: tuple[Any, ...]
+
+    @property
+    def name(self) -> str:
+        """The kernel's name."""
+        return str(self.variant._function.__name__)
+
+
+def kernel(op: str) -> Callable[..., Any]:
+    """Import an op's kernel; the registry has none to offer for a CPU."""
+    found: Callable[..., Any] = getattr(importlib.import_module(f"{BACKEND}.{op}"), op)
+    return found
+
+
+@contextmanager
+def recorded() -> Iterator[list[Launch]]:
+    """Collect launches instead of making them."""
+    variant = importlib.import_module(f"{BACKEND}._launch").Variant
+    launches: list[Launch] = []
+
+    def record(self: Any, _: int, pointers: Any, numbers: Any) -> None:
+        launches.append(Launch(self, (*pointers, *numbers, *self.constants)))
+
+    launch = variant.__call__
+    variant.__call__ = record
+    try:
+        yield launches
+    finally:
+        variant.__call__ = launch
+
+
+def launches(dtype: str) -> list[Launch]:
+    """Give every kernel for a dtype, and once, for bfloat16, what differs by layout alone."""
+    kind = getattr(torch, dtype)
+    with recorded() as found:
+        _norms(kind)
+        for op in ("silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul"):
+            kernel(op)(torch.zeros(600, 2048, dtype=kind))
+        _heads(kind)
+        if kind == torch.bfloat16:
+            _layouts()
+    return found
+
+
+def _norms(kind: torch.dtype) -> None:
+    x, w = torch.zeros(600, 1024, dtype=kind), torch.zeros(1024, dtype=kind)
+    kernel("layer_norm")(x, w, w)
+    kernel("fused_add_rms_norm")(x, x.clone(), w)
+    long, gain = torch.zeros(40, 20480, dtype=kind), torch.zeros(20480, dtype=torch.float32)
+    kernel("layer_norm")(long, gain, gain)
+    kernel("fused_add_rms_norm")(long[:2], long[2:4], gain)
+
+
+def _heads(kind: torch.dtype) -> None:
+    q, k = torch.zeros(9, 8, 128, dtype=kind), torch.zeros(9, 2, 128, dtype=kind)
+    cache, positions = torch.zeros(16, 96), torch.zeros(9, dtype=torch.int64)
+    kernel("apply_rope")(q, k, cache, positions, True)
+    kernel("apply_rope_")(q, k, cache, positions.int(), False)
+    kernel("merge_state")(q, q[..., 0].float(), q, q[..., 0].float())
+
+
+def _layouts() -> None:
+    """Few rows, plain weights, in place, nested rows, and sizes that no 16 bytes divide."""
+    x = torch.zeros(4, 6, 1024, dtype=torch.bfloat16)
+    kernel("rms_norm")(x)
+    kernel("gemma_rms_norm")(x[:, :2, :512], torch.zeros(512))
+    kernel("fused_add_rms_norm_")(x[0], x[1], torch.zeros(1024))
+    kernel("layer_norm")(torch.zeros(3, 20480, dtype=torch.bfloat16))
+    kernel("rms_norm")(torch.zeros(40, 20479, dtype=torch.bfloat16))
+    odd = torch.zeros(7, 3, 2 * 33, dtype=torch.bfloat16)
+    kernel("rms_norm")(odd)
+    kernel("silu_and_mul")(odd)
+    kernel("merge_state")(odd, odd[..., 0].float(), odd, odd[..., 0].float())
+    for is_neox in (True, False):
+        kernel("apply_rope")(
+            odd, odd, torch.zeros(4, 34), torch.zeros(7, dtype=torch.int64), is_neox
+        )
+
+
+def compiled(launch: Launch, target: str) -> Any:
+    """Compile a launch for a target, specialized as Triton does it at the first launch."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    signature: dict[str, str] = {}
+    constants: dict[str, Any] = {}
+    attributes: dict[tuple[int, ...], Any] = {}
+    parameters = launch.variant._function.params
+    for index, (parameter, value) in enumerate(zip(parameters, launch.values, strict=True)):
+        if parameter.is_constexpr or value is None:
+            signature[parameter.name], constants[parameter.name] = "constexpr", value
+        elif isinstance(value, Tensor):
+            signature[parameter.name] = _TYPES[value.dtype]
+            if not parameter.do_not_specialize_on_alignment:
+                attributes[(index,)] = [["tt.divisibility", 16]]
+        else:
+            signature[parameter.name] = parameter.annotation_type
+    source = ASTSource(launch.variant._function, signature, constants, attributes)
+    kind, arch, warp = TARGETS[target]
+    options = {"num_warps": max(1, launch.variant.threads // warp), **launch.variant._options}
+    return triton.compile(source, target=GPUTarget(kind, arch, warp), options=options)
+
+
+def checks() -> list[str]:
+    """Name everything that is compiled."""
+    return [f"{target} {dtype}" for target in TARGETS for dtype in DTYPES]
+
+
+def run(check: str) -> None:
+    """Compile a dtype's launches for a target; raises where one doesn't make machine code."""
+    target, dtype = check.split()
+    binary = "cubin" if TARGETS[target][0] == "cuda" else "hsaco"
+    found = launches(dtype)
+    missing = KERNELS - {launch.name for launch in found}
+    if missing:
+        raise AssertionError(f"never launched in {dtype}: {sorted(missing)}")
+    for launch in found:
+        if compiled(launch, target).asm[binary][:4] != b"\x7fELF":
+            raise AssertionError(f"{launch.name} for {target} in {dtype}: no machine code")
+
+
+def main() -> None:
+    """Run the checks of which this process takes every n-th."""
+    first, step = map(int, sys.argv[1:3])
+    results: dict[str, str | None] = {}
+    for check in checks()[first::step]:
+        try:
+            run(check)
+            results[check] = None
+        except Exception:  # reported by the test of this name
+            results[check] = traceback.format_exc()
+    sys.stdout.write(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()
