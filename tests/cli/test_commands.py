@@ -70,7 +70,22 @@ def test_info_names_what_no_package_provides(shell: Shell) -> None:
     for backend in shell.json("info")["backends"]:
         if not backend["distributions"]:
             assert backend["usable"] is False
-            assert backend["reason"] == "no installed package provides it"
+            assert backend["reasons"] == ["no installed package provides it"]
+
+
+def test_info_says_why_a_backend_runs_on_no_device_here(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch_ops.cli.inventory._devices", lambda: ["cpu"])
+    torch_ops.register_kernel(
+        torch_ops.KernelSpec(
+            "only_registered", "aiter", "math:sqrt", frozenset({torch_ops.Requirement.rocm()})
+        )
+    )
+    backends = {b["name"]: b for b in shell.json("info")["backends"]}
+    assert backends["aiter"]["usable"] is False
+    assert backends["aiter"]["reasons"] == ["ROCm only (device is 'cpu')"]
+    assert backends["torch"]["reasons"] == []
 
 
 def test_list(shell: Shell) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import importlib.metadata
 import platform as host
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 import torch_ops
-from torch_ops import discovery, kernels
+from torch_ops import discovery, kernels, selector
 from torch_ops.cli.output import Report, Table
 from torch_ops.declarations import catalogue
 
@@ -75,19 +76,33 @@ def _backend(backend: torch_ops.Backend) -> dict[str, Any]:
         for spec in torch_ops.registry.get(op)
         if spec.backend is backend
     ]
+    reasons = _reasons(package, specs)
     states = Counter(kernels.state(spec) for spec in specs)
-    if package is None:
-        reason: str | None = "no installed package provides it" if not specs else None
-    else:
-        reason = package.problem or package.unavailable
     return {
         "name": backend.value,
         "distributions": list(package.distributions) if package else [],
-        "usable": bool(specs) and reason is None,
-        "reason": reason,
+        "usable": not reasons,
+        "reasons": reasons,
         "ops": [spec.op for spec in specs],
         "states": dict(sorted(states.items())),
     }
+
+
+def _reasons(
+    package: discovery.BackendPackage | None, specs: Sequence[torch_ops.KernelSpec]
+) -> list[str]:
+    """Give why none of the kernels can run on any device of this machine; none if one can."""
+    if not specs:
+        problem = package and (package.problem or package.unavailable)
+        return [problem or ("serves no op" if package else "no installed package provides it")]
+    verdicts = [
+        selector.static_reasons(spec, torch_ops.Platform.detect(device))
+        for spec in specs
+        for device in _devices()
+    ]
+    if not all(verdicts):
+        return []
+    return list(dict.fromkeys(reason for verdict in verdicts for reason in verdict))
 
 
 def _backend_row(backend: dict[str, Any]) -> tuple[str, ...]:
@@ -97,7 +112,7 @@ def _backend_row(backend: dict[str, Any]) -> tuple[str, ...]:
         "yes" if backend["usable"] else "no",
         str(len(backend["ops"])),
         ", ".join(f"{state} {count}" for state, count in backend["states"].items()) or "-",
-        backend["reason"] or "",
+        "; ".join(backend["reasons"]),
     )
 
 
