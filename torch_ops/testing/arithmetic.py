@@ -78,17 +78,18 @@ def ulps(actual: float, oracle: float, dtype: torch.dtype) -> float:
     return abs(actual - oracle) / (info.eps * 2.0 ** math.floor(math.log2(magnitude)))
 
 
-def contract_field(contract: Any, name: str) -> Any:
+def contract_field(contract: Any, name: str, *accepted: str) -> str:
     """Reads a field that a bound or an oracle depends on.
 
     Raises:
-        LookupError: The declaration's contract has no such field, so no bound can be chosen.
+        LookupError: The declaration's contract lacks the field, or no bound is derived for its
+            value.
     """
-    try:
-        return getattr(contract, name)
-    except AttributeError:
+    received = getattr(contract, name, None)
+    if received not in accepted:
         msg = (
-            f"contract {type(contract).__name__} has no field {name!r}: the bound depends on it; "
-            f"declare it with the op"
+            f"contract {type(contract).__name__}.{name}: received {received!r}, accepted "
+            f"{accepted}: there is no bound for anything else"
         )
-        raise LookupError(msg) from None
+        raise LookupError(msg)
+    return str(received)

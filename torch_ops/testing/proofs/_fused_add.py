@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_ops.testing.arithmetic import compute_dtype, contract_field
+from torch_ops.testing.arithmetic import compute_dtype, contract_field, rounding
 from torch_ops.testing.faults import (
     floored,
     generic_mutants,
@@ -44,26 +44,13 @@ def oracle(args: Arguments, contract: Any) -> tuple[Output, ...]:
     """The bound of `_norms.rms_bound` for the norm; residual_out has none: it is exact."""
     x, residual = args["x"], args["residual"]
     stored = total(x, residual)
-    policy = contract_field(contract, "residual")
-    if policy == "norm_of_rounded":
-        value, bound = _norms.rms_oracle(
-            stored, args["weight"], args["eps"], contract_field(contract, "weight_mul")
-        )
-    elif policy == "norm_of_exact":
-        value, bound = _exact(args, contract_field(contract, "weight_mul"))
-    else:
-        msg = f"contract.residual: received {policy!r}: no bound is derived for it"
-        raise LookupError(msg)
+    policy = contract_field(contract, "residual", "norm_of_rounded", "norm_of_exact")
+    exact = stored if policy == "norm_of_rounded" else x.double() + residual.double()
+    weight_mul = _norms.weight_policy(contract)
+    value, bound = _norms.rms_oracle(exact, args["weight"], args["eps"], weight_mul, x.dtype)
+    if policy == "norm_of_exact":  # the sum is rounded in the compute dtype, here and in the mean
+        bound = bound + 2 * rounding(x.dtype).acc * value.abs()
     return Output("out", value, bound, x.dtype), Output("residual_out", stored, None, x.dtype)
-
-
-def _exact(args: Arguments, weight_mul: str) -> tuple[Tensor, Tensor]:
-    """The norm of the exact sum; the sum in the compute dtype errs by one unit of it."""
-    exact = args["x"].double() + args["residual"].double()
-    gain = args["weight"].double()
-    r = (exact.square().mean(-1, keepdim=True) + args["eps"]).rsqrt()
-    bound = _norms.rms_bound(exact, r, gain, weight_mul, args["x"].dtype)
-    return exact * r * gain, bound + 2 * torch.finfo(torch.float32).eps * (exact * r * gain).abs()
 
 
 def _swapped(trial: Trial) -> Sequence[Pair]:

@@ -159,13 +159,10 @@ def oracle(args: Arguments, contract: Any) -> tuple[Output, ...]:
     g, v = split(args["x"].double())
     dtype = args["x"].dtype
     unit = rounding(dtype)
-    activation = contract_field(contract, "activation")
-    if activation not in EXACT:
-        msg = f"contract.activation: received {activation!r}, accepted {sorted(EXACT)}"
-        raise LookupError(msg)
+    activation = contract_field(contract, "activation", *EXACT)
     act = EXACT[activation](g)
     y = act * v
-    k = {"once": 1, "activation_first": 2}[contract_field(contract, "rounding")]
+    k = 1 if contract_field(contract, "rounding", "once", "activation_first") == "once" else 2
     relative, absolute = torch.full_like(g, 8 * unit.acc), 3 * unit.acc * (g * v).abs()
     if activation == "silu":
         floor = 2.0**-1014 if dtype == torch.float64 else 2.0**-121

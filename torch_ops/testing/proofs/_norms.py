@@ -17,7 +17,7 @@ from torch import Tensor
 from torch_ops.testing import draw as pieces
 from torch_ops.testing._hypothesis import DrawFn, SearchStrategy
 from torch_ops.testing._hypothesis import strategies as st
-from torch_ops.testing.arithmetic import rounding
+from torch_ops.testing.arithmetic import contract_field, rounding
 from torch_ops.testing.layouts import LAYOUTS
 from torch_ops.testing.proof import Shapes
 from torch_ops.testing.spec import Operand, Spec
@@ -194,10 +194,6 @@ def rms_bound(x: Tensor, r: Tensor, gain: Tensor, weight_mul: str, dtype: torch.
     """
     unit = rounding(dtype)
     y = (x * r * gain).abs()
-    roundings = {"fp32_all": 1, "one_plus_weight_fp32": 1, "cast_then_mul": 2}
-    if weight_mul not in roundings:
-        msg = f"contract.weight_mul: received {weight_mul!r}, accepted {sorted(roundings)}"
-        raise LookupError(msg)
     bound: Tensor = y * (unit.u + (2 * x.shape[-1] ** 0.5 + 6) * unit.acc)
     bound = bound + unit.eta + unit.tiny * unit.acc * (1 + gain.abs())
     if weight_mul == "one_plus_weight_fp32":
@@ -208,15 +204,22 @@ def rms_bound(x: Tensor, r: Tensor, gain: Tensor, weight_mul: str, dtype: torch.
 
 
 def rms_oracle(
-    x: Tensor, weight: Tensor | None, eps: float, weight_mul: str
+    x: Tensor, weight: Tensor | None, eps: float, weight_mul: str, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Exact root mean square norm of the last axis, and its bound."""
+    """Exact root mean square norm of the last axis of exact values, and its bound for a dtype."""
     exact = x.double()
     gain = torch.ones((), dtype=torch.float64) if weight is None else weight.double()
     if weight_mul == "one_plus_weight_fp32":
         gain = 1 + gain
     r = (exact.square().mean(-1, keepdim=True) + eps).rsqrt()
-    return exact * r * gain, rms_bound(exact, r, gain, weight_mul, x.dtype)
+    return exact * r * gain, rms_bound(exact, r, gain, weight_mul, dtype)
+
+
+def weight_policy(contract: Any) -> str:
+    """The contract's `weight_mul`, one of those that `rms_bound` is derived for."""
+    return contract_field(
+        contract, "weight_mul", "fp32_all", "cast_then_mul", "one_plus_weight_fp32"
+    )
 
 
 def layer_oracle(

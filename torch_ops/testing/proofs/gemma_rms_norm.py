@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from torch_ops.testing.arithmetic import contract_field
 from torch_ops.testing.faults import floored, generic_mutants, raised, truncated
 from torch_ops.testing.laws import negated, permuted_rows, scaled_pair
 from torch_ops.testing.proof import Arguments, Law, Mutant, Output, Pair, Proof, Trial
@@ -22,9 +21,9 @@ ROWS, VECTORS = ("x",), {"weight": False}
 
 def oracle(args: Arguments, contract: Any) -> tuple[Output, ...]:
     """Exact result and the bound of `_norms.rms_bound`."""
-    policy = contract_field(contract, "weight_mul")
-    value, bound = _norms.rms_oracle(args["x"], args["weight"], args["eps"], policy)
-    return (Output("out", value, bound, args["x"].dtype),)
+    x, policy = args["x"], _norms.weight_policy(contract)
+    value, bound = _norms.rms_oracle(x, args["weight"], args["eps"], policy, x.dtype)
+    return (Output("out", value, bound, x.dtype),)
 
 
 def _powers_of_gain(trial: Trial) -> Sequence[Pair]:

@@ -122,10 +122,8 @@ def oracle(args: Arguments, contract: Any) -> tuple[Output, ...]:
     A part with an LSE of -inf is empty: its weight is 0 and its values are not read. The new LSE
     errs by ``(4 + |s| + max|s_i|) a`` and its rounding to float32.
     """
-    for field, known in (("empty_row", "zero_and_minus_inf"), ("lse_base", "e")):
-        if contract_field(contract, field) != known:
-            msg = f"contract.{field}: received {getattr(contract, field)!r}, accepted {known!r}"
-            raise LookupError(msg)
+    contract_field(contract, "empty_row", "zero_and_minus_inf")
+    contract_field(contract, "lse_base", "e")
     dtype = args["v_a"].dtype
     unit = rounding(dtype)
     s = torch.stack([args["s_a"], args["s_b"]]).double()

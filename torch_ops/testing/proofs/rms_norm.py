@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from torch_ops.testing.arithmetic import contract_field
 from torch_ops.testing.faults import floored, generic_mutants, raised, truncated
 from torch_ops.testing.laws import homogeneous, negated, permuted_rows
 from torch_ops.testing.proof import Arguments, Law, Mutant, Output, Pair, Proof, Trial
@@ -23,8 +22,8 @@ ROWS, VECTORS = ("x",), {"weight": True}
 def oracle(args: Arguments, contract: Any) -> tuple[Output, ...]:
     """Exact result and the bound of `_norms.rms_bound`."""
     x, weight = args["x"], args["weight"]
-    policy = contract_field(contract, "weight_mul")
-    value, bound = _norms.rms_oracle(x, weight, args["eps"], policy)
+    policy = _norms.weight_policy(contract)
+    value, bound = _norms.rms_oracle(x, weight, args["eps"], policy, x.dtype)
     return (Output("out", value, bound, x.dtype),)
 
 

@@ -1,0 +1,235 @@
+"""The runner: verdicts, typed refusals, counts, reports."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import torch_ops
+from torch_ops.declarations import catalogue
+from torch_ops.testing import proof_of, replay
+from torch_ops.testing.compare import ViolationError
+from torch_ops.testing.result import Cell, Result
+from torch_ops.testing.verify import Progress, verify
+
+Gate = Callable[[Tensor], Tensor]
+OP = "silu_and_mul"
+reference: Gate = catalogue()[OP].reference
+
+
+def _supporting(function: Gate, supports: Callable[[Tensor], Any]) -> Gate:
+    function.supports = supports  # type: ignore[attr-defined]
+    return function
+
+
+def _copy() -> Gate:
+    """A function of its own, to hang a `supports` on."""
+    return functools.wraps(reference)(functools.partial(reference))
+
+
+def _verify(kernel: Any, *dtypes: str, op: str = OP, **options: Any) -> Result:
+    return verify(op, kernel, dtypes=dtypes or ("float16",), **options)
+
+
+def test_a_correct_callable_passes() -> None:
+    result = _verify(_copy(), "float16", "float32")
+    assert result.ok
+    assert [c.dtype for c in result.cells] == ["float32", "float16"]
+    for cell in result.cells:
+        assert cell.verdict == "passed"
+        assert cell.executed >= 100
+        assert 0 < cell.ratio <= 1
+        assert all(cell.laws.values())
+        assert cell.opchecks == 0  # only a registered backend has an operator to check
+
+
+def test_every_mutant_of_an_op_is_red_in_a_whole_verification() -> None:
+    for mutant in itertools.islice(proof_of(OP).mutants, 8):
+        result = _verify(mutant.function, "float16", "float32")
+        assert not result.ok, mutant.name
+        assert result.failures
+        assert "FAILED" in str(result)
+
+
+def test_a_failure_tells_how_to_see_it_again() -> None:
+    wrong = lambda x: reference(x) * 2  # noqa: E731
+    result = _verify(wrong)
+    failure = next(f for f in result.failures if f.phase == "generated")
+    assert failure.layer == "bound"
+    assert "got" in failure.detail
+    assert "oracle" in failure.detail
+    assert "ratio" in failure.detail
+    assert failure.again.startswith("python -c ")
+    assert "replay" in failure.again
+    with pytest.raises(ViolationError, match=r"\[bound\] out: error is"):
+        replay(failure.spec, wrong)
+    assert replay(failure.spec, reference) <= 1
+
+
+def test_hypothesis_shrinks_what_it_draws() -> None:
+    def wrong(x: Tensor) -> Tensor:
+        out = reference(x)
+        return out if out.shape[-1] < 5 else torch.zeros_like(out)
+
+    failure = next(f for f in _verify(wrong).failures if f.phase == "generated")
+    spec = json.loads(failure.spec)
+    assert spec["dims"]["half"] == 5
+    assert spec["operands"]["x"]["layout"] == "contig"
+    assert spec["operands"]["x"]["specials"] == []
+
+
+def test_raising_after_supports_agreed_is_a_failure() -> None:
+    def odd(x: Tensor) -> Tensor:
+        if x.shape[-1] % 4:
+            msg = "width not divisible"
+            raise RuntimeError(msg)
+        return reference(x)
+
+    result = _verify(odd)
+    assert not result.ok
+    expected = "supports() accepted the call, which raised RuntimeError: width not divisible"
+    assert result.failures[0].layer == "contract"
+    assert result.failures[0].detail == expected
+
+
+def test_refusing_beforehand_is_not_a_failure() -> None:
+    def supports(x: Tensor) -> str | None:
+        return f"width {x.shape[-1]} (supported: even halves)" if x.shape[-1] % 4 else None
+
+    result = _verify(_supporting(_copy(), supports))
+    assert result.ok
+    cell = result.cells[0]
+    assert sum(cell.refused.values()) > 10
+    assert list(cell.refused) == ["width # (supported: even halves)"]
+
+
+def test_a_cell_that_is_refused_whole_is_unsupported_and_proves_nothing() -> None:
+    def supports(x: Tensor) -> str | None:
+        return "float16 (supported: float32)" if x.dtype == torch.float16 else None
+
+    both = _verify(_supporting(_copy(), supports), "float32", "float16")
+    assert both.ok
+    assert both.cells[1].verdict == "unsupported"
+    assert both.cells[1].reason == "float# (supported: float#)"
+    alone = _verify(_supporting(_copy(), supports), "float16")
+    assert not alone.ok
+    assert "a result without a passed cell is no proof" in str(alone)
+
+
+def test_too_few_examples_are_red() -> None:
+    def supports(x: Tensor) -> str | None:
+        return None if x.numel() == 2 else "only two elements"
+
+    result = _verify(_supporting(_copy(), supports))
+    assert not result.ok
+    assert result.cells[0].verdict == "too few"
+    assert "examples ran, at least 25 are needed" in result.cells[0].reason
+
+
+def test_a_law_that_never_applied_is_red() -> None:
+    def supports(x: Tensor) -> str | None:
+        return "more than one row" if x.dim() > 1 and x.shape[0] > 1 else None
+
+    result = _verify(_supporting(_copy(), supports))
+    assert not result.ok
+    assert result.cells[0].reason == "never checked: row_permutation"
+
+
+def test_supports_answers_none_or_a_reason() -> None:
+    with pytest.raises(TypeError, match="supports: received True, accepted None or a reason"):
+        _verify(_supporting(_copy(), lambda x: True))
+
+
+def test_a_kernel_that_is_not_reproducible_is_red() -> None:
+    calls = itertools.count()
+
+    def flaky(x: Tensor) -> Tensor:
+        out = reference(x)
+        return out + 1 if next(calls) == 600 else out
+
+    result = _verify(flaky)
+    assert not result.ok
+    assert result.failures[0].phase == "generated"
+    assert result.failures[0].detail.startswith("not reproducible, the same example failed once: ")
+
+
+@pytest.mark.parametrize("result", [None, 3, [torch.ones(1)], (torch.ones(1), None)])
+def test_an_output_that_is_no_tensor_is_red(result: object) -> None:
+    cell = _verify(lambda x: result).cells[0]
+    assert cell.verdict == "failed"
+    assert "accepted Tensors" in cell.reason
+
+
+def test_a_mutating_kernel_returns_none() -> None:
+    name = "apply_rope_"
+    functional = catalogue()["apply_rope"].reference
+    cell = _verify(functional, op=name).cells[0]
+    assert cell.verdict == "failed"
+    assert cell.reason == "a mutating op returns None, received tuple"
+    assert _verify(catalogue()[name].reference, op=name).ok
+
+
+def test_progress_is_told_after_every_example() -> None:
+    seen: list[Progress] = []
+    result = _verify(_copy(), progress=seen.append)
+    phases = [p.phase for p in seen]
+    assert list(dict.fromkeys(phases)) == ["covering", "zero", "classes", "generated"]
+    assert all(1 <= p.done <= p.total for p in seen)
+    assert {(p.op, p.dtype) for p in seen} == {(OP, "float16")}
+    assert len(seen) >= result.cells[0].executed
+
+
+def test_a_result_is_plain_data() -> None:
+    result = _verify(_copy())
+    data = json.loads(json.dumps(result.to_dict()))
+    assert data["ok"] is True
+    assert data["op"] == OP
+    assert data["cells"][0]["dtype"] == "float16"
+    assert data["versions"]["torch"] == torch.__version__
+    table = str(result).splitlines()
+    assert table[0].startswith(f"{OP} on {OP} (cpu, torch_ops_ci): passed in ")
+    assert table[1].split()[:4] == ["dtype", "verdict", "examples", "refused"]
+    assert table[2].split()[:2] == ["float16", "passed"]
+
+
+def test_no_cell_or_only_gray_ones_are_no_success() -> None:
+    def result(*cells: Cell) -> Result:
+        return Result(OP, "b", "cpu", "dev", 0.0, {}, cells)
+
+    assert not result().ok
+    assert not result(Cell("float32", "untestable", "interpreter")).ok
+    assert result(Cell("float32", "passed"), Cell("bfloat16", "untestable", "interpreter")).ok
+    assert not result(Cell("float32", "passed"), Cell("bfloat16", "too few", "none ran")).ok
+
+
+def test_wrong_arguments_are_named() -> None:
+    with pytest.raises(ValueError, match="verify: profile: received 'odd', accepted"):
+        verify(OP, reference, profile="odd")
+    with pytest.raises(ValueError, match=r"verify: dtypes: received \['int8'\], accepted"):
+        _verify(reference, "int8")
+    with pytest.raises(LookupError, match="No proof for op 'nope'"):
+        verify("nope", reference)
+    with pytest.raises(torch_ops.UnknownBackendError, match="No 'nope' backend registered for op"):
+        verify(OP, "nope")
+
+
+def test_a_registered_backend_goes_through_opcheck() -> None:
+    result = _verify("torch")
+    assert result.ok
+    assert result.backend == "torch"
+    assert result.cells[0].opchecks >= 5
+    assert _verify(torch_ops.Backend.TORCH).backend == "torch"
+
+
+def test_replay_of_a_refused_example_says_so() -> None:
+    text = proof_of(OP).zero("float16")[0].to_json()
+    refusing = _supporting(_copy(), lambda x: "nothing to do")
+    with pytest.raises(ValueError, match="refuses the example: nothing to do"):
+        replay(text, refusing)
