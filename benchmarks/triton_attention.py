@@ -54,33 +54,62 @@ class Case(NamedTuple):
 
 
 class Candidate(NamedTuple):
-    """A kernel and how it works: ``long``, ``plain``, ``described`` or a peer."""
+    """A kernel and how it works.
+
+    ``long``: keys of a step, stages. ``plain`` and ``packed`` (all query heads of a key head at
+    once): rows of a program, keys of a step, warps, stages. Or what the backend chooses, or a peer.
+    """
 
     kind: str
-    settings: tuple[Any, ...] = ()
+    settings: tuple[int, ...] = ()
 
     def __str__(self) -> str:
-        return "-".join([self.kind, *(str(int(s)) for s in self.settings)])
+        return "-".join([self.kind, *map(str, self.settings)])
 
 
-LONG = [
-    Candidate("long", settings)
-    for settings in (
-        (128, 2, False, True), (128, 2, False, False), (128, 2, True, True), (64, 4, False, True),
-        (64, 4, True, True),
-    )
-]  # fmt: skip
-PLAIN = [
-    Candidate("plain", s)
-    for s in ((128, 128, 8, 2), (128, 64, 8, 3), (128, 64, 4, 2), (64, 128, 4, 2))
-]
-DESCRIBED = [
-    Candidate("described", s)
-    for s in ((128, 128, 8, 2), (128, 128, 8, 3), (128, 64, 8, 3), (128, 64, 4, 2))
-]
+def _long(*settings: int) -> Candidate:
+    return Candidate("long", settings)
+
+
+def _plain(*settings: int) -> Candidate:
+    return Candidate("plain", settings)
+
+
+def _packed(*settings: int) -> Candidate:
+    return Candidate("packed", settings)
+
+
 PEERS = [Candidate(n) for n in ("torch_flash", "torch_cudnn", "flashinfer_fa2", "flashinfer_fa3")]
+PREFILL = [Case(1, s, s, 32, 8, 128) for s in (256, 512, 1024, 2048, 4096, 16384)]
+USUAL = [_long(128, 2), _long(64, 4), _plain(128, 64, 8, 3), _plain(128, 128, 8, 2)]
+TIMED: dict[Case, list[Candidate]] = {
+    **{case: [*USUAL, *PEERS] for case in PREFILL},
+    Case(1, 4096, 4096, 32, 8, 128, causal=False): [USUAL[0], USUAL[2], *PEERS],
+    Case(1, 16384, 16384, 32, 8, 128, window=1024): [*USUAL],
+    Case(1, 4096, 4096, 32, 8, 128, cap=30.0): [*USUAL],
+    Case(8, 2048, 2048, 32, 8, 64): [
+        _long(128, 4), _long(128, 2), _long(64, 4), _plain(128, 64, 4, 3), _plain(128, 128, 8, 2),
+        _plain(128, 64, 4, 2), *PEERS[:2],
+    ],
+    Case(1, 8192, 8192, 32, 8, 64): [_long(128, 4), _plain(128, 64, 4, 3), *PEERS],
+    Case(1, 4096, 4096, 32, 8, 96): [_long(128, 2), _plain(128, 64, 8, 3), *PEERS[:2]],
+    Case(1, 4096, 4096, 16, 8, 256): [_long(64, 2), _plain(128, 64, 8, 2), *PEERS[:2]],
+    Case(1, 2048, 2048, 32, 8, 128, dtype="fp32"): [_plain(32, 32, 4, 1), Candidate("torch_math")],
+    Case(16, 1, 8192, 32, 8, 128): [_packed(16, 128, 4, 3), _packed(16, 64, 4, 4), *PEERS[:2]],
+    Case(4, 4, 4096, 32, 8, 128): [_packed(16, 128, 4, 3), _plain(16, 128, 4, 3), *PEERS[:1]],
+    Case(4, 16, 4096, 32, 8, 128): [
+        _packed(64, 64, 4, 3), _packed(64, 128, 4, 2), _plain(16, 128, 4, 3), *PEERS[:1],
+    ],
+    **{
+        Case(4, n, 4096, 32, 8, 128): [
+            _long(128, 2), _packed(128, 64, 8, 3), _packed(64, 64, 4, 3), _packed(128, 128, 8, 2),
+            _plain(64, 64, 4, 3), _plain(128, 64, 8, 3), *PEERS[:1],
+        ]
+        for n in (32, 64, 128, 192)
+    },
+}  # fmt: skip
 CHOSEN = Candidate("chosen")
-OURS = ("long", "plain", "described", "chosen")
+OURS = ("long", "plain", "packed", "chosen")
 ODD = [
     Case(1, 129, 1000, 6, 2, 80), Case(2, 200, 130, 4, 2, 96), Case(1, 256, 256, 2, 1, 192),
     Case(1, 130, 260, 4, 4, 256), Case(1, 300, 300, 4, 2, 100), Case(3, 7, 65, 10, 2, 64),
@@ -92,33 +121,6 @@ ODD = [
     Case(1, 128, 4096, 2, 2, 128, causal=False), Case(5, 129, 129, 3, 3, 128),
 ]  # fmt: skip
 
-PREFILL = [Case(1, s, s, 32, 8, 128) for s in (1024, 4096, 16384)]
-TIMED: dict[Case, list[Candidate]] = {
-    **{case: [*LONG, *PLAIN, *DESCRIBED, *PEERS] for case in PREFILL},
-    Case(1, 4096, 4096, 32, 8, 128, causal=False): [LONG[0], LONG[2], PLAIN[0], *PEERS],
-    Case(8, 2048, 2048, 32, 8, 64): [
-        Candidate("long", (128, 4, False, True)), Candidate("long", (128, 4, True, True)),
-        Candidate("plain", (128, 64, 4, 3)), Candidate("plain", (128, 128, 8, 3)), *PEERS[:2],
-    ],
-    Case(1, 4096, 4096, 16, 8, 256): [
-        Candidate("long", (64, 2, False, True)), Candidate("long", (64, 2, True, True)),
-        Candidate("plain", (128, 64, 8, 2)), Candidate("plain", (64, 64, 8, 2)), *PEERS[:2],
-    ],
-    Case(1, 16384, 16384, 32, 8, 128, window=1024): [LONG[0], LONG[3], PLAIN[0], PLAIN[1]],
-    Case(1, 4096, 4096, 32, 8, 128, cap=30.0): [PLAIN[0], PLAIN[1], PLAIN[3]],
-    Case(1, 2048, 2048, 32, 8, 128, dtype="fp32"): [
-        Candidate("plain", (32, 32, 4, 1)), Candidate("plain", (64, 32, 8, 1)),
-        Candidate("plain", (64, 64, 8, 1)), Candidate("torch_math"),
-    ],
-    Case(16, 1, 8192, 32, 8, 128): [
-        Candidate("plain", (16, 128, 4, 3)), Candidate("plain", (16, 64, 4, 3)), *PEERS[:2],
-    ],
-    Case(4, 16, 4096, 32, 8, 128): [
-        Candidate("plain", (64, 64, 4, 3)), Candidate("plain", (64, 128, 4, 2)), *PEERS[:2],
-    ],
-    Case(4, 128, 4096, 32, 8, 128): [LONG[0], PLAIN[1], PLAIN[3], *PEERS[:2]],
-}  # fmt: skip
-
 
 def _checked() -> list[tuple[Case, Candidate]]:
     """List what is checked: each candidate that is timed, and the choice made for odd calls."""
@@ -128,7 +130,7 @@ def _checked() -> list[tuple[Case, Candidate]]:
             if candidate.kind not in OURS:
                 continue
             dtype, width = timed_case.dtype, timed_case.head_dim
-            few = candidate.settings[0] == 16
+            few = timed_case.queries < 32
             causal = Case(2, 1 if few else 300, 417, 8, 2, width, dtype)
             full = Case(1, 2 if few else 517, 389, 4, 4, width, dtype, causal=False)
             pairs += [(causal, candidate), (full, candidate)]
@@ -201,57 +203,29 @@ def _module(name: str) -> Any:
 def _forced(candidate: Candidate) -> Iterator[None]:
     """Make the backend choose a candidate, whatever it would choose."""
     ours, hopper = _module("_attention"), _module("_attention_hopper")
-    kept = ours.config, ours.fits, hopper.config
-    ours._variants.clear()
-    ours._long.cache_clear()
-    if candidate.kind == "plain":
+    kept = ours.config, ours.packing, ours.fits, hopper.config
+    if candidate.kind in ("plain", "packed"):
         ours.config = lambda *_: ours.Config(*candidate.settings)
+        ours.packing = lambda _, group: group if candidate.kind == "packed" else 1
         ours.fits = lambda *_: False
     elif candidate.kind == "long":
         ours.fits = lambda *_: True
         hopper.config = lambda *_: hopper.LongConfig(*candidate.settings)
+    _forget()
     try:
         yield
     finally:
-        ours.config, ours.fits, hopper.config = kept
-        ours._variants.clear()
-        ours._long.cache_clear()
+        ours.config, ours.packing, ours.fits, hopper.config = kept
+        _forget()
 
 
-def _described(case: Case, settings: tuple[int, ...]) -> Callable[..., Any]:
-    """The plain kernel with keys and values loaded by descriptors."""
-    from triton.tools.tensor_descriptor import TensorDescriptor
-
-    ours = _module("_attention")
-    block_m, block_n, warps, stages = settings
-    block_d = 1 << (case.head_dim - 1).bit_length()
-    windowed = 0 <= case.window < case.keys
-
-    def describe(t: Tensor) -> Any:
-        b, s, h, d = t.shape
-        strides = [max(t.stride(0), 8), max(t.stride(2), 8), max(t.stride(1), 8), 1]
-        return TensorDescriptor(t, [b, h, s, d], strides, [1, 1, block_n, block_d])
-
-    def run(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        out = torch.empty_like(q, memory_format=torch.contiguous_format)
-        lse = q.new_empty(q.shape[:3], dtype=torch.float32)
-        slots = case.batch * case.heads
-        strides = [s // 8 for t in (q, k, v) for s in t.stride()[:3]]
-        ours.attend._aligned[(-(-case.queries // block_m) * slots,)](
-            q, describe(k), describe(v), out, lse, case.head_dim**-0.5 * math.log2(math.e), 0.0,
-            case.window, case.queries, case.keys, slots, case.heads, case.heads // case.kv_heads,
-            *strides, case.causal, windowed, False, True, ours._shift(q.dtype), 1, case.head_dim,
-            case.head_dim, 8, False, True, block_m, block_n, block_d, block_d, stages,
-            num_warps=warps, num_stages=stages, enable_fp_fusion=True,
-        )  # fmt: skip
-        return out, lse
-
-    return run
+def _forget() -> None:
+    for name in ("_attention", "_attention_hopper"):
+        _module(name)._variant.cache_clear()
+    _module("_attention")._plan.cache_clear()
 
 
-def _ours(case: Case, candidate: Candidate) -> Callable[..., Any]:
-    if candidate.kind == "described":
-        return _described(case, candidate.settings)
+def _ours(case: Case) -> Callable[..., Any]:
     forward = _module("_attention").forward
     return lambda q, k, v: forward(q, k, v, case.causal, None, case.window, case.cap, True)
 
@@ -316,7 +290,7 @@ def check(pairs: list[tuple[Case, Candidate]], report: Any) -> None:
             want, want_lse, bound, lse_bound = _exact(case, q, k, v)
             shape = (case.batch, case.queries, case.heads, case.value_dim or case.head_dim)
             with _forced(candidate):
-                run = _ours(case, candidate)
+                run = _ours(case)
                 _poison((shape, q.dtype), (shape[:3], torch.float32))
                 got, lse = run(q, k, v)
                 again, lse_again = run(q, k, v)
@@ -340,9 +314,21 @@ def _flops(case: Case) -> float:
     return 4.0 * case.batch * case.heads * case.head_dim * pairs
 
 
+def _host(run: Callable[[], Any]) -> float:
+    """Give the least microseconds that the host takes for a call, the GPU idle before it."""
+    least = math.inf
+    for _ in range(30):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        run()
+        least = min(least, time.perf_counter() - start)
+    torch.cuda.synchronize()
+    return least * 1e6
+
+
 def timed(case: Case, candidates: list[Candidate], report: Any) -> None:
     """Time candidates side by side; the median of each, in milliseconds."""
-    from triton.testing import do_bench
+    from triton.testing import do_bench, do_bench_cudagraph
 
     q, k, v = _tensors(case, _DEVICE, odd=False, seed=1)
     for candidate in [CHOSEN, *candidates]:
@@ -351,17 +337,16 @@ def timed(case: Case, candidates: list[Candidate], report: Any) -> None:
             with _forced(candidate):
                 run: Callable[[], Any]
                 if candidate.kind in OURS:
-                    run = functools.partial(_ours(case, candidate), q, k, v)
+                    run = functools.partial(_ours(case), q, k, v)
                 else:
                     run = _peer(case, candidate.kind, q, k, v)
                 run()
                 torch.cuda.synchronize()
-                spent = do_bench(run, warmup=20, rep=80, return_mode="median")
-                start = time.perf_counter()
-                for _ in range(20):
-                    run()
-                host = (time.perf_counter() - start) / 20 * 1e6
-                torch.cuda.synchronize()
+                if candidate.kind.startswith("flashinfer"):
+                    spent = do_bench(run, warmup=20, rep=60, return_mode="median")
+                else:
+                    spent = do_bench_cudagraph(run, rep=60, return_mode="median")
+                host = _host(run)
             speed = _flops(case) / spent / 1e9
             report.put(("timed", str(case), str(candidate), spent, speed, host))
         except Exception as error:
@@ -373,12 +358,13 @@ def compile_all(pairs: list[tuple[Case, Candidate]], report: Any) -> None:
     """Run candidates once on little data, so that other processes find them compiled."""
     for case, candidate in pairs:
         try:
-            small = case._replace(batch=1, queries=min(case.queries, 130), keys=min(case.keys, 260))
+            queries = min(case.queries, 130)
+            small = case._replace(batch=1, queries=queries, keys=min(case.keys, 260))
             if case.window >= 0:
                 small = small._replace(window=70)
             q, k, v = _tensors(small, _DEVICE, odd=False)
             with _forced(candidate):
-                _ours(small, candidate)(q, k, v)
+                _ours(small)(q, k, v)
             torch.cuda.synchronize()
         except Exception as error:
             report.put(("failed", str(case), str(candidate), _text(error)))

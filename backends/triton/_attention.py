@@ -4,27 +4,29 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from torch_ops.platform import Platform
 
-from ._attention_hopper import LongVariant, fits
+from ._attention_hopper import Long, fits
 from ._attention_kernel import attend
 from ._launch import INTERPRETED, Variant
 from ._rows import power_of_two
 
-__all__ = ["Config", "config", "forward", "refusal", "shared_memory"]
+__all__ = ["Config", "config", "forward", "packing", "refusal", "shared_memory"]
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+_TESTABLE = tuple(d for d in _DTYPES if not INTERPRETED or d != torch.bfloat16)
 _LONGEST = 256
 _SCALES = 2.0**100
 _LOG2_E = math.log2(math.e)
+_WIDE = 2**24  # a tile has up to 128 rows
 _BYTES = 16
 _SMALL_WEIGHTS = 14.0  # 2**14 is the largest power of 2 with room for its neighbours in float16
-_variants: dict[Any, Variant] = {}
 
 
 class Config(NamedTuple):
@@ -45,9 +47,16 @@ class Config(NamedTuple):
 
 def refusal(dtype: torch.dtype, head_dim: int, value_dim: int, scale: float | None) -> str | None:
     """Give why heads like these can't be served, or None."""
+    if (
+        dtype in _TESTABLE
+        and 0 < head_dim <= _LONGEST
+        and 0 < value_dim <= _LONGEST
+        and (not scale or 1 / _SCALES <= abs(scale) <= _SCALES)
+    ):
+        return None
     if dtype not in _DTYPES:
         return f"dtype {dtype} (supported: {', '.join(map(str, _DTYPES))})"
-    if INTERPRETED and dtype == torch.bfloat16:
+    if dtype not in _TESTABLE:
         return (
             "torch.bfloat16 is untestable in Triton's interpreter, which truncates where a GPU "
             "rounds (supported there: torch.float16, torch.float32)"
@@ -55,9 +64,7 @@ def refusal(dtype: torch.dtype, head_dim: int, value_dim: int, scale: float | No
     for name, width in (("head_dim", head_dim), ("head_dim of values", value_dim)):
         if not 1 <= width <= _LONGEST:
             return f"{name} {width} (supported: 1 to {_LONGEST})"
-    if scale and not 1 / _SCALES <= abs(scale) <= _SCALES:
-        return f"scale {scale} (supported: 0, and magnitudes from 2**-100 to 2**100)"
-    return None
+    return f"scale {scale} (supported: 0, and magnitudes from 2**-100 to 2**100)"
 
 
 def shared_memory(arch: str | None) -> int:
@@ -107,21 +114,36 @@ def _fitted(wanted: Config, row_bytes: int, limit: int) -> Config:
     return chosen
 
 
-class _Problem(NamedTuple):
-    """What a variant is compiled for; lengths and strides are none of it."""
+_Run = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | None], None]
 
+
+def packing(queries: int, group: int) -> int:
+    """Choose how many of the query heads that share a key head are attended together."""
+    return group if queries * group <= 64 else 1
+
+
+class Call(NamedTuple):
+    """All that a launch depends on but addresses. Values have as many heads and rows as keys.
+
+    Attributes:
+        shapes, strides: Those of queries, keys and values.
+        dtype: Of all of them.
+        device: Index of the GPU, -1 on a CPU.
+        is_causal, scale, window_left, logits_soft_cap: Arguments of the op; the scale is positive.
+        with_lse: Whether the LSE is wanted.
+        aligned: Whether all addresses are multiples of 16 bytes.
+    """
+
+    shapes: tuple[Sequence[int], ...]
+    strides: tuple[Sequence[int], ...]
     dtype: torch.dtype
-    head_dim: int
-    value_dim: int
-    pack: int
-    rows: int
-    is_causal: bool
-    windowed: bool
-    capped: bool
-    with_lse: bool
-    lane: int
-    wide: bool
     device: int
+    is_causal: bool
+    scale: float
+    window_left: int
+    logits_soft_cap: float
+    with_lse: bool
+    aligned: bool
 
 
 def forward(
@@ -135,87 +157,92 @@ def forward(
     with_lse: bool,
 ) -> tuple[Tensor, Tensor | None]:
     """Attend; gives the output and, if wanted, the LSE."""
-    batch, queries, heads, head_dim = q.shape
-    _, keys, kv_heads, value_dim = v.shape
-    out = q.new_empty((batch, queries, heads, value_dim))
-    lse = q.new_empty((batch, queries, heads), dtype=torch.float32) if with_lse else None
-    if not out.numel():
-        return out, lse
-    if not keys:
+    shape = q.shape
+    out = q.new_empty((*shape[:3], v.shape[3]))
+    lse = q.new_empty(shape[:3], dtype=torch.float32) if with_lse else None
+    if not k.numel() or not out.numel():
         return out.zero_(), None if lse is None else lse.fill_(-math.inf)
-    factor = head_dim**-0.5 if scale is None else scale
-    if factor <= 0:  # a maximum of logits, scaled, is that of scaled logits for positive ones alone
-        q, factor = (-q, -factor) if factor else (q * 0, 1.0)
-    q, k, v = (t if t.stride(-1) == 1 else t.contiguous() for t in (q, k, v))
-    group = heads // kv_heads
-    pack = group if queries * group <= 64 else 1
-    strides = [_stride(t, dim) for t in (q, k, v) for dim in range(3)]
-    lane = _lane(q, k, v, strides)
-    window = window_left if window_left < keys else -1
-    if fits(q, v, lane, strides, logits_soft_cap > 0):
-        flags = (is_causal, window >= 0, with_lse, _shift(q.dtype))
-        _long(q.dtype, flags, head_dim, q.get_device())(
-            q, k, v, out, lse, factor * _LOG2_E, window
-        )
-        return out, lse
-    problem = _Problem(
-        q.dtype, head_dim, value_dim, pack, min(queries * pack, 65), is_causal,
-        window >= 0, logits_soft_cap > 0, with_lse, lane,
-        max(strides) >= 2**24, q.get_device(),
+    if scale is None:
+        scale = shape[3] ** -0.5
+    elif scale <= 0:  # scaled logits are largest where logits are for positive ones alone
+        q, scale = (-q, -scale) if scale else (q * 0, 1.0)
+    if q.stride(3) != 1 or k.stride(3) != 1 or v.stride(3) != 1:
+        q, k, v = (t if t.stride(3) == 1 else t.contiguous() for t in (q, k, v))
+    call = Call(
+        (shape, k.shape, v.shape), (q.stride(), k.stride(), v.stride()), q.dtype, q.get_device(),
+        is_causal, scale, window_left, logits_soft_cap, with_lse,
+        (q.data_ptr() | k.data_ptr() | v.data_ptr()) % _BYTES == 0,
     )  # fmt: skip
-    variant = _variants.get(problem) or _variants.setdefault(problem, _variant(problem))
-    block_m = variant.constants[-5]
-    slots = batch * heads // pack
-    factor *= 2 * _LOG2_E / logits_soft_cap if logits_soft_cap > 0 else _LOG2_E
-    variant(
-        -(-queries * pack // block_m) * slots,
-        (q, k, v, out, lse),
-        (
-            factor, logits_soft_cap * _LOG2_E, window, queries, keys,
-            slots, heads // pack, group // pack, *[stride // lane for stride in strides],
-        ),
-    )  # fmt: skip
+    _plan(call)(q, k, v, out, lse)
     return out, lse
 
 
-def _stride(t: Tensor, dim: int) -> int:
-    return t.stride(dim) if t.shape[dim] > 1 else 0  # that of a single element may be anything
+@functools.lru_cache(maxsize=4096)
+def _plan(call: Call) -> _Run:
+    """Choose a kernel for a call. Planning takes ten times as long as looking a plan up."""
+    queries, heads, head_dim = call.shapes[0][1:]
+    keys, kv_heads, value_dim = call.shapes[2][1:]
+    windowed, capped = 0 <= call.window_left < keys, call.logits_soft_cap > 0
+    strides = _strides(call)
+    lane = _lane(call, strides)
+    factor = call.scale * (2 * _LOG2_E / call.logits_soft_cap if capped else _LOG2_E)
+    numbers = (factor, call.logits_soft_cap * _LOG2_E, call.window_left if windowed else -1)
+    shift = _SMALL_WEIGHTS if call.dtype == torch.float16 else 0.0
+    flags = (call.is_causal, windowed, capped, call.with_lse, shift)
+    lasting = [s for s in strides if s is not None]
+    if fits(queries, head_dim, value_dim, lane, lasting, call.device):
+        return Long(call.shapes, call.strides, flags, numbers, call.device)
+    group = heads // kv_heads
+    pack = packing(queries, group)
+    steps = [s or 0 for s in strides]
+    variant, block_m = _variant(
+        call.dtype, (*flags, pack, head_dim, value_dim, lane, max(steps) >= _WIDE),
+        min(queries * pack, 65), call.device,
+    )  # fmt: skip
+    slots = call.shapes[0][0] * heads // pack
+    programs = -(-queries * pack // block_m) * slots
+    lengths = (queries, keys, slots, heads // pack, group // pack)
+    return _Short(variant, programs, (*numbers, *lengths, *[step // lane for step in steps]))
 
 
-def _shift(dtype: torch.dtype) -> float:
-    return _SMALL_WEIGHTS if dtype == torch.float16 else 0.0
+def _strides(call: Call) -> list[int | None]:
+    """Give the strides of all but the last dimensions, None for those of one element."""
+    return [
+        step if size > 1 else None
+        for shape, steps in zip(call.shapes, call.strides, strict=True)
+        for size, step in zip(shape[:3], steps[:3], strict=True)
+    ]
+
+
+def _lane(call: Call, strides: Sequence[int | None]) -> int:
+    """Give how many elements are 16 bytes if all heads start at multiples of that, or else 1."""
+    lane = _BYTES // call.dtype.itemsize
+    return lane if call.aligned and not any((step or 0) % lane for step in strides) else 1
 
 
 @functools.cache
-def _long(
-    dtype: torch.dtype, flags: tuple[bool | float, ...], head_dim: int, device: int
-) -> LongVariant:
-    return LongVariant(dtype, flags, max(64, power_of_two(head_dim)), device)
+def _variant(
+    dtype: torch.dtype, flags: tuple[float, ...], rows: int, device: int
+) -> tuple[Variant, int]:
+    """Give the kernel for a dtype, flags of `attend` and (up to 65) rows of a slot."""
+    arch = None if device < 0 else Platform.detect(f"cuda:{device}").arch
+    block_d, block_v = (max(16, power_of_two(int(width))) for width in flags[6:8])
+    chosen = config(arch, dtype.itemsize, max(block_d, block_v), rows)
+    constants = (*flags, chosen.block_m, chosen.block_n, block_d, block_v, chosen.stages)
+    options = {"enable_fp_fusion": True, "num_stages": chosen.stages}
+    threads = chosen.warps * (64 if torch.version.hip else 32)
+    aligned = flags[8] > 1
+    made = attend.variant(constants, threads, device, aligned=aligned, options=options)
+    return made, chosen.block_m
 
 
-def _lane(q: Tensor, k: Tensor, v: Tensor, strides: list[int]) -> int:
-    """Give how many elements are 16 bytes if all heads start at multiples of that, or else 1."""
-    lane = _BYTES // q.element_size()
-    if any(stride % lane for stride in strides):
-        return 1
-    return 1 if (q.data_ptr() | k.data_ptr() | v.data_ptr()) % _BYTES else lane
+class _Short:
+    """The kernel for all calls that `Long` isn't for, at one shape."""
 
+    def __init__(self, variant: Variant, programs: int, numbers: tuple[float, ...]) -> None:
+        self._variant = variant
+        self._programs = programs
+        self._numbers = numbers
 
-def _variant(problem: _Problem) -> Variant:
-    arch = None if problem.device < 0 else Platform.detect(f"cuda:{problem.device}").arch
-    block_d, block_v = (max(16, power_of_two(w)) for w in (problem.head_dim, problem.value_dim))
-    chosen = config(arch, problem.dtype.itemsize, max(block_d, block_v), problem.rows)
-    constants = (
-        problem.is_causal, problem.windowed, problem.capped, problem.with_lse,
-        _shift(problem.dtype),
-        problem.pack, problem.head_dim, problem.value_dim, problem.lane, problem.wide, False,
-        chosen.block_m, chosen.block_n, block_d, block_v, chosen.stages,
-    )  # fmt: skip
-    warp = 64 if torch.version.hip else 32
-    return attend.variant(
-        constants,
-        chosen.warps * warp,
-        problem.device,
-        aligned=problem.lane > 1,
-        options={"enable_fp_fusion": True, "num_stages": chosen.stages},
-    )
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor | None) -> None:
+        self._variant(self._programs, (q, k, v, out, lse), self._numbers)

@@ -1,4 +1,4 @@
-"""Launches the kernel for long queries on Hopper, where a call fits it."""
+"""Where and how the kernel for long queries on Hopper runs."""
 
 from __future__ import annotations
 
@@ -6,44 +6,38 @@ import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import torch
 import triton
 from torch import Tensor
 
-from torch_ops.errors import CaptureError
 from torch_ops.platform import Platform
 
-from ._launch import INTERPRETED, multiprocessors
+from ._launch import INTERPRETED, Variant
 
-__all__ = ["LongConfig", "LongVariant", "config", "fits"]
+__all__ = ["Long", "LongConfig", "config", "fits"]
 
-_VERSIONS = ((3, 6), (3, 9))  # of Triton, whose Gluon the kernel is known to compile with
+_VERSIONS = ((3, 6), (3, 9))  # of Triton, with whose Gluon the kernel is known to compile
 _LANE = 8
 _FEWEST = 128
-_FARTHEST = 2**39
+_FARTHEST = 2**39  # bytes; strides of descriptors have 40 bits
 
 
 class LongConfig(NamedTuple):
-    """How the kernel works.
+    """Tile sizes of the kernel.
 
     Attributes:
         block_n: Keys of a step.
         stages: Steps whose keys and values are in flight.
-        turns: Whether groups of warps take turns at the tensor cores.
-        resident: Whether a program for each multiprocessor walks all tiles.
     """
 
     block_n: int
     stages: int
-    turns: bool
-    resident: bool
 
 
 def config(block_d: int) -> LongConfig:
-    """Choose by the padded length of a head; all that fits into 227 KB beside 128 queries."""
+    """Choose by the padded length of a head what fits into 227 KB beside 128 queries."""
     if block_d <= 64:
-        return LongConfig(128, 4, False, True)
-    return LongConfig(128 if block_d <= 128 else 64, 2, False, True)
+        return LongConfig(128, 4)
+    return LongConfig(128 if block_d <= 128 else 64, 2)
 
 
 @functools.cache
@@ -54,93 +48,98 @@ def _available(device: int) -> bool:
     return Platform.detect(f"cuda:{device}").arch == "sm_90"
 
 
-def fits(q: Tensor, v: Tensor, lane: int, strides: Sequence[int], capped: bool) -> bool:
+def fits(
+    queries: int, head_dim: int, value_dim: int, lane: int, strides: Sequence[int], device: int
+) -> bool:
     """Whether the kernel serves a call.
 
     Args:
-        q: Queries.
-        v: Values.
-        lane: Elements of which all strides are multiples, and whose bytes all addresses are.
-        strides: Strides of all but the last dimension, 0 for dimensions of one element.
-        capped: Whether logits are capped.
+        queries: Length of the queries.
+        head_dim, value_dim: Elements of a head of queries and keys, and of values.
+        lane: Elements of 16 bytes if all heads start at multiples of that, or else 1.
+        strides: Strides of all but the last dimensions, None for dimensions of one element.
+        device: Index of the GPU, -1 on a CPU.
     """
-    head_dim = q.shape[3]
     return (
-        q.shape[1] >= _FEWEST
+        queries >= _FEWEST
         and lane == _LANE
-        and not capped
-        and 32 < head_dim == v.shape[3]
+        and 32 < head_dim == value_dim
         and head_dim % _LANE == 0
-        and _available(q.get_device())
-        and max(strides) < _FARTHEST
-        and not any(_expanded(t) for t in (q, v))
+        and min(strides) > 0
+        and 2 * max(strides) < _FARTHEST
+        and _available(device)
     )
 
 
-def _expanded(t: Tensor) -> bool:
-    return any(s == 0 and n > 1 for n, s in zip(t.shape, t.stride(), strict=True))
-
-
-class LongVariant:
-    """The kernel for one device, dtype and set of constants.
+class Long:
+    """The kernel for calls of one shape.
 
     Attributes:
-        config: How it works.
-        constants: Values of its compile-time parameters.
-        device: Index of the GPU.
+        variant: What it launches.
     """
 
     def __init__(
-        self, dtype: torch.dtype, flags: tuple[bool | float, ...], block_d: int, device: int,
-        chosen: LongConfig | None = None,
-    ) -> None:  # fmt: skip
-        from triton.experimental.gluon.language import NVMMASharedLayout
-
-        from ._attention_hopper_kernel import attend_long
-
-        self.config = chosen or config(block_d)
-        self.constants = (
-            *flags, self.config.block_n, block_d, self.config.stages, self.config.turns,
-        )  # fmt: skip
-        self.device = device
-        self._function = attend_long
-        self._layout = NVMMASharedLayout(128, 16, rank=4)
-        self._block_d = block_d
-        self._compiled = False
-
-    def __call__(
-        self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor | None,
-        scale: float, window: int,
-    ) -> None:  # fmt: skip
-        """Launch on the device of the tensors and on its current stream."""
+        self,
+        shapes: Sequence[Sequence[int]],
+        strides: Sequence[Sequence[int]],
+        flags: tuple[bool | float, ...],
+        numbers: tuple[float, ...],
+        device: int,
+    ) -> None:
         from ._attention_hopper_kernel import ROWS
 
-        batch, queries, heads, _ = q.shape
-        keys, kv_heads = k.shape[1:3]
+        batch, queries, heads, head_dim = shapes[0]
+        keys, kv_heads = shapes[1][1:3]
+        block_d = max(64, 1 << (head_dim - 1).bit_length())
+        self.variant, block_n = _variant(flags, block_d, device)
         slots = batch * heads
-        tiles = -(-queries // ROWS) * slots
-        programs = min(tiles, multiprocessors(self.device)) if self.config.resident else tiles
-        if not self._compiled and torch.cuda.is_current_stream_capturing():
-            raise CaptureError(
-                "Triton kernel 'attend_long': not compiled for these dtypes and sizes, and a "
-                "stream is capturing; prepare first: make the call once before the capture"
+        self._programs = -(-queries // ROWS) * slots
+        self._numbers = (*numbers, queries, keys, slots, heads, heads // kv_heads)
+        self._described = [
+            _described(shape, stride, [1, 1, rows, block_d])
+            for shape, stride, rows in zip(
+                (*shapes, shapes[0]),
+                (*strides, (queries * heads * head_dim, heads * head_dim, head_dim, 1)),
+                (ROWS // 2, block_n, block_n, ROWS // 2),
+                strict=True,
             )
-        with torch.cuda.device(self.device):
-            self._function[(programs,)](
-                self._describe(q, ROWS // 2), self._describe(k, self.config.block_n),
-                self._describe(v, self.config.block_n), self._describe(out, ROWS // 2), lse,
-                scale, window, queries, keys, slots, heads, heads // kv_heads, tiles,
-                *self.constants, num_warps=4,
-            )  # fmt: skip
-        self._compiled = True
+        ]
 
-    def _describe(self, t: Tensor, rows: int) -> Any:
-        """Describe ``[B, S, H, D]`` as ``[batch, head, row, column]``, loaded in blocks of rows."""
-        from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor | None) -> None:
+        described = [
+            _descriptor(t, fields)
+            for t, fields in zip((q, k, v, out), self._described, strict=True)
+        ]
+        self.variant(self._programs, (*described, lse), self._numbers)
 
-        batch, length, heads, width = t.shape
-        strides = [s if n > 1 else _LANE for n, s in zip(t.shape, t.stride(), strict=True)]
-        return TensorDescriptor(
-            t, [batch, heads, length, width], [strides[0], strides[2], strides[1], 1],
-            [1, 1, rows, self._block_d], self._layout,
-        )  # fmt: skip
+
+@functools.cache
+def _variant(flags: tuple[bool | float, ...], block_d: int, device: int) -> tuple[Variant, int]:
+    from ._attention_hopper_kernel import attend_long
+
+    chosen = config(block_d)
+    constants = (*flags, chosen.block_n, block_d, chosen.stages)
+    options = {"enable_fp_fusion": True}
+    return Variant(attend_long, constants, 4 * 32, device, options), chosen.block_n
+
+
+def _described(shape: Sequence[int], stride: Sequence[int], block: list[int]) -> dict[str, Any]:
+    """Describe ``[B, S, H, D]`` as ``[batch, head, row, column]``, loaded in blocks."""
+    from triton.experimental.gluon.language import NVMMASharedLayout
+
+    strides = [s if n > 1 else _LANE for n, s in zip(shape, stride, strict=True)]
+    return {
+        "shape": [shape[0], shape[2], shape[1], shape[3]],
+        "strides": [strides[0], strides[2], strides[1], 1],
+        "block_shape": block,
+        "layout": NVMMASharedLayout(128, 16, rank=4),
+    }
+
+
+def _descriptor(base: Tensor, fields: dict[str, Any]) -> Any:
+    """Make a descriptor without the checks of its constructor, which `fits` made before."""
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+    made = object.__new__(TensorDescriptor)
+    made.__dict__.update(fields, base=base)
+    return made

@@ -29,12 +29,14 @@ __all__ = [
     "kernel",
     "multiprocessors",
     "refuses_bfloat16",
+    "remember",
 ]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 INTERPRETED_TILE = 8192  # elements; the interpreter costs time per program, not per element
+_REMEMBERED = 4096
 _WARP = 64 if torch.version.hip else 32
 _current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: -1)
 _current_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda _: 0)
@@ -79,13 +81,13 @@ class Variant:
         self.device = device
 
     def __call__(
-        self, programs: int, pointers: Sequence[Tensor | None], numbers: Sequence[float]
+        self, programs: int, pointers: Sequence[Any], numbers: Sequence[float]
     ) -> None:
         """Launch on the device of the tensors and on its current stream.
 
         Args:
             programs: Size of the grid.
-            pointers: Tensors, None for those that are absent.
+            pointers: Tensors, descriptors of tensors, None for those that are absent.
             numbers: Values of the other run-time parameters.
         """
         if self._direct is None or _HOOKS or _current_device() != self.device:
@@ -94,12 +96,12 @@ class Variant:
         run, function, metadata = self._direct
         run(
             programs, 1, 1, _current_stream(self.device), function, metadata, None, None, None,
-            *[None if tensor is None else tensor.data_ptr() for tensor in pointers],
+            *[at.data_ptr() if isinstance(at, Tensor) else at for at in pointers],
             *numbers, *self.constants,
         )  # fmt: skip
 
     def _launch_by_triton(
-        self, programs: int, pointers: Sequence[Tensor | None], numbers: Sequence[float]
+        self, programs: int, pointers: Sequence[Any], numbers: Sequence[float]
     ) -> None:
         """Launch the usual way, which compiles where needed, on the right device."""
         on_gpu = self.device >= 0
@@ -175,6 +177,13 @@ def multiprocessors(device: int) -> int:
         return 1
     count: int = torch.cuda.get_device_properties(device).multi_processor_count
     return count
+
+
+def remember(table: dict[Any, Any], key: Any, value: Any) -> None:
+    """Keep what a call needs, by its shapes; forget all where there are too many shapes."""
+    if len(table) >= _REMEMBERED:
+        table.clear()
+    table[key] = value
 
 
 def device_function(function: _F) -> _F:
