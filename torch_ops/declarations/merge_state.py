@@ -13,7 +13,7 @@ from torch_ops.declare import op
 _EMPTY = float("-inf")
 
 
-@op(contract=MergeContract(batch_invariant=True))
+@op(contract=MergeContract())
 def merge_state(v_a: Tensor, s_a: Tensor, v_b: Tensor, s_b: Tensor) -> tuple[Tensor, Tensor]:
     """Combine two attention states by the weights of their softmax denominators.
 

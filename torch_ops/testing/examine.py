@@ -119,9 +119,13 @@ class Examiner:
         return call(self.subject, self.proof, args)
 
     def _check_laws(self, trial: Trial, tally: Tally) -> None:
-        for law in (*GENERIC, *self.proof.laws):
+        for law in self.laws():
             if self._wants(law.name) and self._holds(law, trial):
                 tally.laws[law.name] += 1
+
+    def laws(self) -> list[Law]:
+        """The laws that bind kernels under the contract."""
+        return [law for law in (*GENERIC, *self.proof.laws) if law.binds(self.contract)]
 
     @staticmethod
     def _holds(law: Law, trial: Trial) -> bool:

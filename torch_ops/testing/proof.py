@@ -75,12 +75,18 @@ class Trial:
 class Law:
     """A relation between calls that holds for every correct kernel.
 
-    `pairs` returns None where the law says nothing about this example.
+    `pairs` returns None where the law says nothing about this example. A law with `declared` is
+    one of kernels whose contract has that flag.
     """
 
     name: str
     statement: str
     pairs: Callable[[Trial], Sequence[Pair] | None]
+    declared: str = ""
+
+    def binds(self, contract: Any) -> bool:
+        """Whether kernels under this contract have to obey."""
+        return not self.declared or bool(getattr(contract, self.declared))
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,6 @@ from torch_ops.testing.arguments import build
 from torch_ops.testing.compare import ViolationError
 from torch_ops.testing.draw import FLOATS
 from torch_ops.testing.examine import Examiner, Tally
-from torch_ops.testing.laws import GENERIC
 from torch_ops.testing.profiles import Profile, profile_of
 from torch_ops.testing.proof import Proof, proof_of
 from torch_ops.testing.registered import opcheck, registered
@@ -178,8 +177,8 @@ class _Run:
 
     def _judge(self, counted: int) -> Cell:
         least = max(self.examples // MINIMUM_SHARE, 1)
-        laws = {law.name: self.tally.laws[law.name] for law in (*GENERIC, *self.proof.laws)}
-        silent = [name for name, count in laws.items() if not count and self._speaks(name)]
+        laws = {law.name: self.tally.laws[law.name] for law in self.examine.laws()}
+        silent = [name for name, count in laws.items() if not count]
         refused = _grouped(self.tally.refused)
         verdict, reason = PASSED, ""
         if self.failures:
@@ -195,9 +194,6 @@ class _Run:
             self.dtype, verdict, reason, self.tally.executed, refused, self.tally.ratio, laws,
             self.opchecks, tuple(self.failures),
         )  # fmt: skip
-
-    def _speaks(self, law: str) -> bool:
-        return law != "rerun" or bool(self.examine.contract.deterministic)
 
     def _fixed(self, phase: str, specs: Sequence[Spec], *, with_laws: bool) -> None:
         for done, spec in enumerate(specs, start=1):

@@ -197,6 +197,20 @@ def _count_added(out: Tensor, k: Tensor) -> Tensor:
     return out + k.shape[1]
 
 
+def _by_tokens(limit: int) -> Callable[..., Any]:
+    """Other arithmetic for up to `limit` tokens: as right, but not the same bits."""
+
+    def kernel(q: Tensor, k: Tensor, cache: Tensor, p: Tensor, neox: bool = True) -> Any:
+        turn = _turn_by_differences if q.shape[0] <= limit else _turn
+        return rope(turn=turn)(q, k, cache, p, neox)
+
+    return kernel
+
+
+def _turn_by_differences(a: Tensor, b: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    return (a - b) * cos + b * (cos - sin), (b - a) * cos + a * (cos + sin)
+
+
 def mutants() -> tuple[Mutant, ...]:
     """Faults of rotations; they return their outputs."""
     return (
@@ -241,6 +255,9 @@ def mutants() -> tuple[Mutant, ...]:
         Mutant("absolute_value", ("odd", "bound"), rope(finish=lambda y, d: y.abs().to(d))),
         Mutant("token_0_for_all", ("row_permutation", "bound"), rope(rows=_token_0)),
         Mutant("token_before", ("row_permutation", "bound"), rope(rows=_token_before)),
+        Mutant("fast_path_for_one_token", ("batch_invariance",), _by_tokens(1)),
+        Mutant("fast_path_for_few_tokens", ("batch_invariance",), _by_tokens(4)),
+        Mutant("fast_path_for_many_tokens", ("batch_invariance",), _by_tokens(16)),
         Mutant("two_tokens_for_all", ("row_permutation", "bound"), rope(rows=_few_tokens)),
     )  # fmt: skip
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from torch_ops.testing.laws import homogeneous, negated, permuted_rows
+from torch_ops.testing.laws import alone, homogeneous, negated, permuted_rows
 from torch_ops.testing.proof import Law, Pair, Trial
 
 
@@ -98,4 +98,5 @@ LAWS = (
     homogeneous("scale", {"q": 3, "k": 3}, (3, 3), "f(8 q, 8 k) == 8 f(q, k)"),
     negated("odd", ("q", "k"), (-1, -1), "f(-q, -k) == -f(q, k)"),
     permuted_rows(("q", "k", "positions"), "tokens don't know each other"),
+    alone(("q", "k", "positions")),
 )

@@ -209,7 +209,7 @@ LAWS = (
     Law("with_itself", "f(a, a) == (v, s + ln 2)", _with_itself),
     Law("shift", "f depends on differences of LSEs", _shifted),
     homogeneous("scale", {"v_a": 3, "v_b": 3}, (3, 0), "f(8 v) == (8 v, s)"),
-    permuted_rows(ARGUMENTS, "tokens don't know each other"),
+    permuted_rows(ARGUMENTS, "tokens don't know each other", oracle),
 )  # fmt: skip
 
 
