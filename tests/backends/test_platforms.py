@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,21 +28,6 @@ SERVED = {
     for backend in sites.PACKAGES
 }
 EVERY = [(backend, op) for backend, served in SERVED.items() for op in served]
-
-
-@pytest.fixture
-def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Both packages are found; importing one fails the test."""
-    for backend, (module, _, _) in sites.PACKAGES.items():
-        sites.install(tmp_path, backend)
-        monkeypatch.delitem(sys.modules, module, raising=False)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    torch_ops.refresh()
-    yield tmp_path
-    for module, _, _ in sites.PACKAGES.values():
-        assert module not in sys.modules
-    monkeypatch.undo()
-    torch_ops.refresh()
 
 
 def test_what_they_serve() -> None:
@@ -74,7 +58,7 @@ def test_found_on_an_nvidia_gpu_and_not_imported(installed: Path, backend: str, 
         c for c in torch_ops.explain(op, platform=HOPPER).candidates if c.backend == backend
     ]
     assert candidate.usable
-    assert candidate.state in ("found", "imported")
+    assert candidate.state in ("found", "imported", "verified")
 
 
 @pytest.mark.parametrize("backend", sites.PACKAGES)

@@ -1,0 +1,243 @@
+"""A model of FlashInfer 0.6.13 on the CPU: what its functions take and what they return.
+
+Each refuses what the real one refuses, and raises where the real one would read beside a tensor.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from . import math64
+
+HALVES = (torch.float16, torch.bfloat16)
+
+
+class Model:
+    """The package.
+
+    Attributes:
+        built: Names of the modules that were compiled, in order.
+        called: Names of the functions that ran, with what they got besides tensors.
+        broken: What compiling a module raises, by its name.
+    """
+
+    def __init__(self) -> None:
+        self.built: list[str] = []
+        self.called: list[tuple[Any, ...]] = []
+        self.broken: dict[str, Exception] = {}
+
+    def compiled(self, name: str, **functions: Callable[..., Any]) -> SimpleNamespace:
+        self.built.append(name)
+        if name in self.broken:
+            raise self.broken[name]
+        return SimpleNamespace(**functions)
+
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Put the package where imports find it."""
+        package = ModuleType("flashinfer")
+        package.__path__ = []
+        contents: dict[str, dict[str, Any]] = {
+            "norm": {"get_norm_module": self._norm_module},
+            "activation": {"get_act_and_mul_module": self._activation_module},
+            "rope": {"get_rope_module": self._rope_module},
+            "cascade": {"get_cascade_module": self._cascade_module},
+            "prefill": {
+                "get_single_prefill_module": self._single_module,
+                "get_batch_prefill_module": self._batch_module,
+                "single_prefill_with_kv_cache": self._single,
+                "BatchPrefillWithRaggedKVCacheWrapper": self._wrapper,
+            },
+        }
+        monkeypatch.setitem(sys.modules, "flashinfer", package)
+        for name, functions in contents.items():
+            module = ModuleType(f"flashinfer.{name}")
+            vars(module).update(functions)
+            monkeypatch.setitem(sys.modules, module.__name__, module)
+
+    def _norm_module(self) -> SimpleNamespace:
+        def rmsnorm(out: Tensor, x: Tensor, weight: Tensor, eps: float, pdl: bool) -> None:
+            self._rows(x, out, weight)
+            self.called.append(("rmsnorm", eps, pdl))
+            out.copy_(math64.rms(x, weight.double(), eps))
+
+        def gemma_rmsnorm(out: Tensor, x: Tensor, weight: Tensor, eps: float, pdl: bool) -> None:
+            self._rows(x, out, weight)
+            self.called.append(("gemma_rmsnorm", eps, pdl))
+            out.copy_(math64.rms(x, 1 + weight.double(), eps))
+
+        def fused(x: Tensor, residual: Tensor, weight: Tensor, eps: float, pdl: bool) -> None:
+            self._rows(x, residual, weight)
+            self.called.append(("fused_add_rmsnorm", eps, pdl))
+            total = x.double() + residual.double()
+            residual.copy_(total)
+            x.copy_(math64.rms(total, weight.double(), eps))
+
+        def layernorm(out: Tensor, x: Tensor, gamma: Tensor, beta: Tensor, eps: float) -> None:
+            assert x.dtype is torch.bfloat16
+            assert gamma.dtype is beta.dtype is torch.float32
+            assert all(t.is_contiguous() for t in (out, x, gamma, beta))
+            self.called.append(("layernorm", eps))
+            wide = x.double()
+            apart = wide - wide.mean(-1, keepdim=True)
+            out.copy_(apart * torch.rsqrt(apart.square().mean(-1, keepdim=True) + eps)
+                      * gamma.double() + beta.double())  # fmt: skip
+
+        return self.compiled(
+            "norm", rmsnorm=rmsnorm, gemma_rmsnorm=gemma_rmsnorm, fused_add_rmsnorm=fused,
+            layernorm=layernorm,
+        )  # fmt: skip
+
+    @staticmethod
+    def _rows(x: Tensor, other: Tensor, weight: Tensor) -> None:
+        assert x.dtype in HALVES
+        assert x.dtype is other.dtype is weight.dtype
+        assert x.dim() == other.dim() == 2
+        assert x.shape == other.shape
+        vector = math.gcd(16, x.shape[1] * x.element_size())
+        for rows in (x, other):
+            assert rows.stride(1) == 1
+            assert rows.data_ptr() % vector == 0
+            assert rows.shape[0] == 1 or rows.stride(0) * x.element_size() % vector == 0
+        assert weight.is_contiguous()
+        assert weight.data_ptr() % vector == 0
+
+    def _activation_module(self, name: str) -> SimpleNamespace:
+        def act(out: Tensor, x: Tensor, pdl: bool) -> None:
+            assert x.dtype in HALVES
+            assert x.is_contiguous()
+            assert out.is_contiguous()
+            assert x.shape[-1] % 16 == 0
+            assert x.data_ptr() % 16 == 0
+            self.called.append((f"{name}_and_mul", pdl))
+            gate, value = x.chunk(2, -1)
+            out.copy_(math64.activated(name, gate) * value.double())
+
+        return self.compiled(f"{name}_and_mul", **{f"{name}_and_mul": act})
+
+    def _rope_module(self) -> SimpleNamespace:
+        def rope(
+            q: Tensor, k: Tensor, q_out: Tensor, k_out: Tensor, cache: Tensor, positions: Tensor,
+            interleave: bool,
+        ) -> None:  # fmt: skip
+            assert cache.dtype is torch.float32
+            assert cache.is_contiguous()
+            assert positions.is_contiguous()
+            assert positions.dtype in (torch.int32, torch.int64)
+            for x in (q, k, q_out, k_out):
+                assert x.dtype in HALVES
+                assert x.dim() == 3
+                assert x.stride(2) == 1
+                assert (x.stride(0) | x.stride(1)) % 8 == 0
+                assert x.data_ptr() % 16 == 0
+            self.called.append(("rope", interleave))
+            for x, out in ((q, q_out), (k, k_out)):
+                out.copy_(math64.rotated(x, cache, positions, not interleave))
+
+        return self.compiled("rope", apply_rope_pos_ids_cos_sin_cache=rope)
+
+    def _cascade_module(self) -> SimpleNamespace:
+        def merge(v_a: Tensor, s_a: Tensor, v_b: Tensor, s_b: Tensor, v: Tensor, s: Tensor) -> None:
+            assert all(t.is_contiguous() for t in (v_a, s_a, v_b, s_b, v, s))
+            self.called.append(("merge_state",))
+            for out, result in zip((v, s), math64.merged(v_a, s_a, v_b, s_b, 2), strict=True):
+                out.copy_(result)
+
+        return self.compiled("cascade", merge_state=merge)
+
+    def _single_module(self, backend: str, *kind: Any) -> None:
+        q, kv, out, head_dim, value_dim, encoding, windowed, capped, reduced = kind
+        assert q is kv is out
+        assert head_dim == value_dim
+        assert not encoding
+        assert not capped
+        assert not reduced
+        self.compiled(f"single {backend} {head_dim} {windowed}")
+
+    def _batch_module(self, backend: str, *kind: Any) -> None:
+        q, kv, out, index, head_dim, value_dim, encoding, windowed, capped, reduced = kind
+        assert q is kv is out
+        assert index is torch.int32
+        assert head_dim == value_dim
+        assert not encoding
+        assert not capped
+        assert not reduced
+        self.compiled(f"batch {backend} {head_dim} {windowed}")
+
+    def _single(
+        self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float, window_left: int,
+        backend: str, return_lse: bool,
+    ) -> Any:  # fmt: skip
+        self._operands(q, k, v, causal)
+        self.called.append(("single", backend, causal, sm_scale, window_left, return_lse))
+        out, lse = math64.attended(q, k, v, causal, sm_scale, window_left)
+        out, lse = out.to(q.dtype).contiguous(), lse.float().contiguous()
+        return (out, lse) if return_lse else out
+
+    @staticmethod
+    def _operands(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> None:
+        assert q.shape[0]
+        assert k.shape[0]
+        assert not (causal and q.shape[0] > k.shape[0])
+        for x in (q, k, v):
+            assert x.dtype in HALVES
+            assert x.dim() == 3
+            assert x.shape[2] in (64, 128, 256)
+            assert x.stride(2) == 1
+            assert x.data_ptr() % 16 == 0
+            assert x.stride(0)
+            assert x.stride(1)
+            assert (x.stride(0) | x.stride(1)) % 8 == 0
+
+    def _wrapper(self, workspace: Tensor, layout: str, *, backend: str) -> Wrapper:
+        assert layout == "NHD"
+        assert workspace.dtype is torch.uint8
+        return Wrapper(self, backend)
+
+
+class Wrapper:
+    """A planned batch of ragged sequences."""
+
+    def __init__(self, model: Model, backend: str) -> None:
+        self.model, self.backend = model, backend
+
+    def reset_workspace_buffer(self, floats: Tensor, ints: Tensor) -> None:
+        self.room = ints.numel()
+
+    def plan(
+        self, qo_indptr: Tensor, kv_indptr: Tensor, num_qo_heads: int, num_kv_heads: int,
+        head_dim_qk: int, **options: Any,
+    ) -> None:  # fmt: skip
+        for offsets in (qo_indptr, kv_indptr):
+            assert offsets.dtype is torch.int32
+            assert offsets.device.type == "cpu"
+        assert options.pop("disable_split_kv")
+        assert options.pop("q_data_type") in HALVES
+        self.bounds = qo_indptr.tolist(), kv_indptr.tolist()
+        self.heads = num_qo_heads, num_kv_heads, head_dim_qk
+        self.options = options
+        tiles = self.bounds[0][-1] * num_qo_heads / 64 + len(self.bounds[0])
+        assert self.room >= 28 * tiles
+        self.model.called.append(("plan", self.backend, *self.bounds, *self.heads))
+
+    def run(self, q: Tensor, k: Tensor, v: Tensor, *, return_lse: bool) -> Any:
+        assert (q.shape[1], k.shape[1], q.shape[2]) == self.heads
+        causal, window = self.options["causal"], self.options["window_left"]
+        self.model.called.append(("run", self.backend, causal, window, return_lse))
+        out, lse = torch.empty_like(q), q.new_empty(q.shape[:2], dtype=torch.float32)
+        starts, key_starts = self.bounds
+        for i in range(len(starts) - 1):
+            rows = slice(starts[i], starts[i + 1])
+            keys = slice(key_starts[i], key_starts[i + 1])
+            operands = q[rows], k[keys], v[keys]
+            self.model._operands(*operands, causal)
+            result = math64.attended(*operands, causal, self.options["sm_scale"], window)
+            out[rows], lse[rows] = result[0].to(q.dtype), result[1].float()
+        return (out, lse) if return_lse else out

@@ -1,0 +1,151 @@
+"""A model of sglang-kernel 0.4.6 on the CPU: operators with the schemas of its library."""
+
+from __future__ import annotations
+
+import math
+import sys
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from . import math64
+
+NORMS = (torch.float16, torch.bfloat16)
+ALL = (torch.float32, *NORMS)
+SCHEMAS = (
+    "rmsnorm(Tensor! output, Tensor input, Tensor weight, float eps, bool enable_pdl) -> ()",
+    "gemma_rmsnorm(Tensor! output, Tensor input, Tensor weight, float eps, bool enable_pdl) -> ()",
+    "fused_add_rmsnorm(Tensor! input, Tensor! residual, Tensor weight, float eps, "
+    "bool enable_pdl) -> ()",
+    "silu_and_mul(Tensor! out, Tensor input) -> ()",
+    "gelu_and_mul(Tensor! out, Tensor input) -> ()",
+    "gelu_tanh_and_mul(Tensor! out, Tensor input) -> ()",
+    "merge_state_v2(Tensor v_a, Tensor s_a, Tensor v_b, Tensor s_b, Tensor! v_merged, "
+    "Tensor! s_merged) -> ()",
+    "rotary_embedding(Tensor positions, Tensor! query, Tensor!? key, int head_size, "
+    "Tensor cos_sin_cache, bool is_neox) -> ()",
+)
+_library = torch.library.Library("sgl_kernel_model", "DEF")
+
+
+class Model:
+    """The package; `called` holds what ran, with what it got besides tensors."""
+
+    called: list[tuple[Any, ...]]
+
+    def __init__(self) -> None:
+        self.called = _called
+        _called.clear()
+
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Put the package where imports find it, and its operators where PyTorch has them."""
+        monkeypatch.setitem(sys.modules, "sgl_kernel", ModuleType("sgl_kernel"))
+        monkeypatch.setattr(torch.ops, "sgl_kernel", torch.ops.sgl_kernel_model, raising=False)
+
+
+_called: list[tuple[Any, ...]] = []
+
+
+def _rows(x: Tensor, other: Tensor, weight: Tensor) -> None:
+    assert x.dtype in NORMS
+    assert x.dtype is other.dtype is weight.dtype
+    assert x.dim() == other.dim() == 2
+    assert x.shape == other.shape
+    vector = math.gcd(16, x.shape[1] * x.element_size())
+    for rows in (x, other):
+        assert rows.stride(1) == 1
+        assert rows.data_ptr() % vector == 0
+        assert rows.shape[0] == 1 or rows.stride(0) * x.element_size() % vector == 0
+    assert weight.is_contiguous()
+    assert weight.data_ptr() % vector == 0
+
+
+def rmsnorm(output: Tensor, input: Tensor, weight: Tensor, eps: float, enable_pdl: bool) -> None:
+    _rows(input, output, weight)
+    _called.append(("rmsnorm", eps, enable_pdl))
+    output.copy_(math64.rms(input, weight.double(), eps))
+
+
+def gemma_rmsnorm(
+    output: Tensor, input: Tensor, weight: Tensor, eps: float, enable_pdl: bool
+) -> None:
+    _rows(input, output, weight)
+    _called.append(("gemma_rmsnorm", eps, enable_pdl))
+    output.copy_(math64.rms(input, 1 + weight.double(), eps))
+
+
+def fused_add_rmsnorm(
+    input: Tensor, residual: Tensor, weight: Tensor, eps: float, enable_pdl: bool
+) -> None:
+    assert input.dtype in ALL
+    assert input.dtype is residual.dtype is weight.dtype
+    vector = math.gcd(16, input.shape[1] * input.element_size())
+    for tensor in (input, residual, weight):
+        assert tensor.is_contiguous()
+        assert tensor.data_ptr() % vector == 0
+    _called.append(("fused_add_rmsnorm", eps, enable_pdl))
+    # In float32 the sum that is normalized is the one that is stored.
+    total = input.float() + residual.float()
+    residual.copy_(total)
+    input.copy_(math64.rms(total, weight.double(), eps))
+
+
+def _gated(name: str) -> Any:
+    def run(out: Tensor, input: Tensor) -> None:
+        assert input.dtype in ALL
+        assert input.is_contiguous()
+        assert out.is_contiguous()
+        assert out.shape[-1] * input.element_size() % 16 == 0
+        assert input.data_ptr() % 16 == 0
+        _called.append((f"{name}_and_mul",))
+        gate, value = input.chunk(2, -1)
+        out.copy_(math64.activated(name, gate) * value.double())
+
+    return run
+
+
+def merge_state_v2(
+    v_a: Tensor, s_a: Tensor, v_b: Tensor, s_b: Tensor, v_merged: Tensor, s_merged: Tensor
+) -> None:
+    assert all(t.is_contiguous() for t in (v_a, s_a, v_b, s_b))
+    _called.append(("merge_state_v2",))
+    results = math64.merged(v_a, s_a, v_b, s_b, math.e)
+    for out, result in zip((v_merged, s_merged), results, strict=True):
+        out.copy_(result)
+
+
+def rotary_embedding(
+    positions: Tensor, query: Tensor, key: Tensor | None, head_size: int, cos_sin_cache: Tensor,
+    is_neox: bool,
+) -> None:  # fmt: skip
+    assert key is not None
+    assert positions.dtype is torch.int64
+    assert cos_sin_cache.dtype is query.dtype is key.dtype  # it is read in the dtype of q
+    assert cos_sin_cache.is_contiguous()
+    assert positions.is_contiguous()
+    assert query.shape[2] == key.shape[2] == head_size
+    assert query.shape[1] % key.shape[1] == 0
+    assert query.stride(2) == key.stride(2) == 1
+    assert key.shape[1] == 1 or key.stride(1) == query.stride(1)
+    _called.append(("rotary_embedding", is_neox))
+    for x in (query, key):
+        x.copy_(math64.rotated(x, cos_sin_cache, positions, is_neox))
+
+
+_FUNCTIONS = {
+    "rmsnorm": rmsnorm,
+    "gemma_rmsnorm": gemma_rmsnorm,
+    "fused_add_rmsnorm": fused_add_rmsnorm,
+    "silu_and_mul": _gated("silu"),
+    "gelu_and_mul": _gated("gelu"),
+    "gelu_tanh_and_mul": _gated("gelu_tanh"),
+    "merge_state_v2": merge_state_v2,
+    "rotary_embedding": rotary_embedding,
+}
+for _schema in SCHEMAS:
+    _library.define(_schema)
+for _name, _function in _FUNCTIONS.items():
+    _library.impl(_name, _function, "CPU")
