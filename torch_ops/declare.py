@@ -63,6 +63,12 @@ class Declaration:
         self.order = {**DEFAULT_ORDER, **order}
         self.signature = signature
         self.schema = schemas.infer(self.name, signature, mutates)
+        if bool(mutates) == bool(self.outputs):
+            raise DeclarationError(
+                f"op {self.name!r}: it returns {'tensors' if mutates else 'nothing'} and mutates "
+                f"{list(mutates) or 'nothing'} (accepted: an op either returns tensors or writes "
+                "arguments and returns nothing)"
+            )
         code = reference.__code__
         self.site = f"{code.co_filename}:{code.co_firstlineno}"
         self.checker: Callable[..., None] = _every_call_is_legal

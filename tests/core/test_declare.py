@@ -275,6 +275,22 @@ def test_optional_return_is_refused_with_words() -> None:
         torch.ops.torch_ops.test_declare_maybe  # noqa: B018
 
 
+def test_an_op_returns_or_writes() -> None:
+    with pytest.raises(DeclarationError, match="op 'idle': it returns nothing and mutates nothing"):
+
+        @declare.op(contract=CONTRACT)
+        def idle(x: Tensor) -> None:
+            x.add_(1)
+
+    with pytest.raises(DeclarationError, match=r"op 'both': .* mutates \['x'\] \(accepted: an op"):
+
+        @declare.op(contract=CONTRACT, mutates=("x",))
+        def both(x: Tensor) -> Tensor:
+            return x.add_(1).clone()
+
+    assert not {"idle", "both"} & set(catalogue())
+
+
 @pytest.mark.parametrize("role", ["check", "debug_check", "fake"])
 def test_parts_have_the_declared_signature(role: str) -> None:
     """Refused where it is written, naming both signatures and both places."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import sys
 from collections import Counter
@@ -19,6 +20,7 @@ PACKAGE = "toy_kernels"
 _numbers = itertools.count()
 
 
+@functools.cache
 def declare_toy() -> declare.Declaration:
     """Declare the op; its operator stays, so this happens once a process."""
 

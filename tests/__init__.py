@@ -1,0 +1,1 @@
+"""Tests; fixtures of one folder are used by another."""
