@@ -84,11 +84,9 @@ COMPILED = tuple(
     and not case.op.endswith("_")
     and (case.op, case.rows, case.columns)
     in {
-        ("rms_norm", 1, 4096), ("rms_norm", 32, 4096), ("rms_norm", 4096, 4096),
-        ("rms_norm", 16384, 8192), ("rms_norm", 65536, 1024), ("rms_norm", 1, 65536),
-        ("fused_add_rms_norm", 1, 4096), ("fused_add_rms_norm", 4096, 4096),
-        ("fused_add_rms_norm", 16384, 8192), ("layer_norm", 16384, 8192),
-        ("silu_and_mul", 1, 14336), ("silu_and_mul", 16384, 14336), ("apply_rope", 1, 128),
+        ("rms_norm", 4096, 4096), ("rms_norm", 16384, 8192), ("rms_norm", 65536, 1024),
+        ("fused_add_rms_norm", 4096, 4096), ("fused_add_rms_norm", 16384, 8192),
+        ("layer_norm", 16384, 8192), ("silu_and_mul", 16384, 14336),
         ("apply_rope", 16384, 128), ("merge_state", 16384, 128),
     }
 )  # fmt: skip
@@ -175,98 +173,95 @@ def _always(config: Any) -> Callable[..., Any]:
 
 
 def _norm_candidates(case: Case) -> Iterator[tuple[str, Patch]]:
-    make = module_of(case.op).Config
-    item = case.dtype.itemsize
-    block = 1 << (case.columns - 1).bit_length()
-    if case.columns * item > 32768:
-        yield from _long_candidates(case, make)
-        return
-    for config in _norm_configs(case, block * item, make):
-        yield _norm_label(config), {"config": _always(config)}
+    module = module_of(case.op)
+    size = (1 << (case.columns - 1).bit_length()) * case.dtype.itemsize
+    if case.columns * case.dtype.itemsize > 32768:
+        yield from _split_candidates(case)
+    else:
+        configs = _few_configs if case.rows <= 1024 else _crowd_configs
+        for config in configs(size, module.Config):
+            yield _norm_label(config), {"config": _always(config)}
+    if case.rows > 1024 or case.columns * case.dtype.itemsize > 32768:
+        yield from _loop_candidates(case)
 
 
 def _norm_label(config: Any) -> str:
     walk = f" resident {config.resident} stages {config.stages}" if config.resident else ""
-    hints = f" {config.load or '-'}/{config.store or '-'}"
-    return f"rows {config.rows} threads {config.threads}{walk}{hints}"
+    late = " late" if config.late else ""
+    return f"rows {config.rows} threads {config.threads}{walk}{late} {config.keep or '-'}"
 
 
-def _norm_configs(case: Case, size: int, make: Any) -> Iterator[Any]:
-    """Rows of a tile, bytes a thread, walking or not, eviction policies; ``size`` is a row's."""
-    if case.rows <= 1024:
-        for each in (8, 16, 32, 64):
-            if 32 <= size // each <= 1024:
-                yield make(1, size // each, load="evict_first")
-        yield make(1, max(32, min(1024, size // 16)))
-        return
-    seen = set()
+def _few_configs(size: int, make: Any) -> Iterator[Any]:
+    for each in (16, 32, 64):
+        if 32 <= size // each <= 1024:
+            for late in (False, True):
+                yield make(1, size // each, late=late)
+    yield make(1, max(64, min(1024, size // 32)), keep="evict_last")
+
+
+def _crowd_configs(size: int, make: Any) -> Iterator[Any]:
+    """Rows of a tile and bytes of it a thread; vectors late; programs that walk."""
     for rows in (1, 2, 4, 8, 16, 32):
-        for each in (16, 32, 64):
+        for each in (16, 32, 64, 128):
             threads = rows * size // each
-            fits = 2048 <= rows * size <= (32768 if rows == 1 else 16384)
-            if fits and 64 <= threads <= 1024:
-                seen.add((rows, threads))
-                yield make(rows, threads, load="evict_first")
-    for rows, threads in sorted(seen)[:2]:
-        yield make(rows, threads)
-        yield make(rows, threads, load="evict_first", store="evict_first")
-    if case.op in ("layer_norm", "fused_add_rms_norm_"):
-        return  # as rms_norm and fused_add_rms_norm, which look further
-    for rows, threads in sorted(seen):
-        if rows * size >= 4096 and threads in (256, 512):
-            for stages in (1, 2, 3):
-                yield make(rows, threads, 2048 // threads, stages, "evict_first")
-            yield make(rows, threads, 1024 // threads, 4, "evict_first")
+            if 1024 <= rows * size <= max(size, 8192) and 32 <= threads <= 1024:
+                yield make(rows, threads, late=True)
+    rows = max(1, 2048 // size)
+    threads = min(1024, max(64, rows * size // 64))
+    yield make(rows, threads)
+    yield make(rows, threads, late=True, keep="evict_last")
+    for each in (32, 64):
+        threads = min(1024, max(64, rows * size // each))
+        for stages in (1, 3):
+            yield make(rows, threads, 2048 // threads, stages, late=True)
 
 
-def _long_candidates(case: Case, make: Any) -> Iterator[tuple[str, Patch]]:
+def _loop_candidates(case: Case) -> Iterator[tuple[str, Patch]]:
+    make = module_of(case.op).Loop
+    item = case.dtype.itemsize
+    for block in (1024, 2048, 4096, 8192, 16384):
+        for each in (16, 32):
+            threads = block * item // each
+            if block <= case.columns <= 32 * block and 64 <= threads <= 1024:
+                for keep, drop in (("", ""), ("evict_last", "evict_first")):
+                    walk = make(block, threads, keep, drop)
+                    label = f"loop {block} threads {threads} {keep or '-'}/{drop or '-'}"
+                    yield label, {"_LONGEST": 0, "_FEW": 0, "loop": _always(walk)}
+
+
+def _split_candidates(case: Case) -> Iterator[tuple[str, Patch]]:
     for piece in (2048, 4096, 8192):
         if case.rows * case.columns // piece <= 4096:
             yield f"split {piece}", {"_LONGEST": 0, "_FEW": 1 << 40, "_PIECE": piece}
-    for step in (4096, 8192):
-        yield f"looped {step}", {"_LONGEST": 0, "_FEW": 0, "_STEP": step}
-    if case.columns <= 65536:
-        for threads in (512, 1024):
-            config = _always(make(1, threads, load="evict_first"))
-            yield f"whole threads {threads}", {"_LONGEST": 1 << 40, "config": config}
 
 
 def _gate_candidates() -> Iterator[tuple[str, Patch]]:
     make = module_of("silu_and_mul").Config
     for block in (512, 1024, 2048, 4096):
         for each in (8, 16):
-            for hints in (("evict_first", ""), ("", ""), ("evict_first", "evict_first")):
-                if hints == ("evict_first", "") or block in (1024, 2048):
-                    config = make(block, 1, block // each, *hints)
-                    kind = "/".join(hint or "-" for hint in hints)
-                    label = f"block {block} threads {block // each} {kind}"
-                    yield label, {"config": _always(config)}
+            if block // each >= 64:
+                config = make(block, 1, block // each)
+                yield f"block {block} threads {block // each}", {"config": _always(config)}
 
 
 def _rope_candidates(case: Case) -> Iterator[tuple[str, Patch]]:
     make = module_of(case.op).Config
-    many = case.rows >= 4096
-    for tokens in (1, 2, 4) if many else (1,):
-        for heads in (4, 8, 16, 32):
+    for tokens in (1, 2, 4) if case.rows >= 4096 else (1,):
+        for heads in (2, 4, 8, 16, 32):
             for each in (16, 32):
                 threads = tokens * heads * case.columns * case.dtype.itemsize // 2 // each
-                if 32 <= threads <= 512:
-                    config = make(tokens, heads, threads, "evict_first")
+                if 32 <= threads <= 256 and tokens * heads <= 32:
                     label = f"tokens {tokens} heads {heads} threads {threads}"
-                    yield label, {"config": _always(config)}
-    if many:
-        config = make(1, 16, 128, "", "")
-        yield "tokens 1 heads 16 threads 128 -/-", {"config": _always(config)}
+                    yield label, {"config": _always(make(tokens, heads, threads))}
 
 
 def _merge_candidates(case: Case) -> Iterator[tuple[str, Patch]]:
     make = module_of(case.op).Config
-    for rows in (1, 2, 4, 8, 16, 32):
+    for rows in (2, 4, 8, 16, 32):
         for each in (16, 32):
             threads = rows * case.columns * case.dtype.itemsize // each
             if 32 <= threads <= 512:
-                config = make(rows, threads, "evict_first")
-                yield f"rows {rows} threads {threads}", {"config": _always(config)}
+                yield f"rows {rows} threads {threads}", {"config": _always(make(rows, threads))}
 
 
 def peers(case: Case, args: Arguments) -> dict[str, Callable[[], Any]]:
@@ -278,7 +273,8 @@ def peers(case: Case, args: Arguments) -> dict[str, Callable[[], Any]]:
     if case in COMPILED:
         found["inductor"] = lambda: compiled(*values)
     for package in ("flashinfer", "sgl_kernel"):
-        if case.op in _FOREIGN:
+        lacks = package == "sgl_kernel" and case.op == "apply_rope_"
+        if case.op in _FOREIGN and case.dtype.itemsize == 2 and not lacks:
             found[package] = _foreign(package, case, args)
     return found
 

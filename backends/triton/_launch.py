@@ -12,7 +12,7 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import triton
@@ -24,6 +24,7 @@ __all__ = [
     "INTERPRETED",
     "INTERPRETED_TILE",
     "Kernel",
+    "Launch",
     "Variant",
     "device_function",
     "kernel",
@@ -80,9 +81,7 @@ class Variant:
         self.threads = threads
         self.device = device
 
-    def __call__(
-        self, programs: int, pointers: Sequence[Any], numbers: Sequence[float]
-    ) -> None:
+    def __call__(self, programs: int, pointers: Sequence[Any], numbers: Sequence[float]) -> None:
         """Launch on the device of the tensors and on its current stream.
 
         Args:
@@ -168,6 +167,22 @@ class Kernel:
         """
         function = self._aligned if aligned else self._unaligned
         return Variant(function, constants, threads, device, options)
+
+
+class Launch(NamedTuple):
+    """A launch that was made: for arguments of these shapes, strides and dtypes, and for good.
+
+    Attributes:
+        variant: What was launched.
+        programs: Size of the grid.
+        numbers: Values of the run-time parameters that follow from shapes and strides.
+        lane: Elements that a thread accesses at once; if more than 1, what it reads is aligned.
+    """
+
+    variant: Variant
+    programs: int
+    numbers: tuple[int, ...]
+    lane: int
 
 
 @functools.cache

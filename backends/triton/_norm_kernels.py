@@ -15,13 +15,10 @@ __all__ = ["apply", "looped", "stats", "whole"]
 
 
 @device_function
-def _add(
-    v: tl.tensor, r: tl.tensor, at: tl.tensor, mask: tl.tensor, LOAD: tl.constexpr
-) -> tl.tensor:
+def _add(v: tl.tensor, r: tl.tensor, at: tl.tensor, mask: tl.tensor) -> tl.tensor:
     """Add the residual and round as it will be stored: the norm is that of the rounded sum."""
     wide = v.dtype
-    other = tl.load(r + at, mask, other=0.0, eviction_policy=LOAD).to(wide)
-    return (v + other).to(r.dtype.element_ty).to(wide)
+    return (v + tl.load(r + at, mask, other=0.0).to(wide)).to(r.dtype.element_ty).to(wide)
 
 
 @device_function
@@ -30,8 +27,8 @@ def _inverse_root(x: tl.tensor) -> tl.tensor:
 
 
 @device_function
-def _vector(w: tl.tensor, cols: tl.tensor, mask: tl.tensor) -> tl.tensor:
-    return tl.load(w + cols, mask, other=0.0, eviction_policy="evict_last")
+def _vector(w: tl.tensor, cols: tl.tensor, mask: tl.tensor, KEEP: tl.constexpr) -> tl.tensor:
+    return tl.load(w + cols, mask, other=0.0, eviction_policy=KEEP)
 
 
 @device_function
@@ -54,15 +51,20 @@ def whole(
     r_step: tl.int64, r_outer: tl.int64, inner: tl.int64, eps: tl.float64,
     CENTER: tl.constexpr, ONE_PLUS: tl.constexpr, IN_PLACE: tl.constexpr, NESTED: tl.constexpr,
     LANE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr,
-    LOAD: tl.constexpr, STORE: tl.constexpr,
+    LATE: tl.constexpr, KEEP: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Normalize ROWS rows at a time, each read once; weight and bias stay in registers."""
+    """Normalize ROWS rows at a time, each read once.
+
+    Weight and bias are loaded with the rows, or LATE, so that fewer registers hold more rows.
+    """
     wide: tl.constexpr = tl.float64 if x.dtype.element_ty == tl.float64 else tl.float32
     columns = lanes * LANE
     cols = tl.arange(0, BLOCK)[None, :]
     inside = cols < columns
-    gain = None if w is None else _vector(w, cols, inside)
-    shift = None if b is None else _vector(b, cols, inside)
+    gain, shift = None, None
+    if not LATE:
+        gain = None if w is None else _vector(w, cols, inside, KEEP)
+        shift = None if b is None else _vector(b, cols, inside, KEEP)
     count = columns.to(wide)
     added = tl.full([1, 1], eps, wide)
     tiles = tl.cdiv(rows, ROWS)
@@ -74,18 +76,21 @@ def whole(
             mask = inside & (row < rows)
         x_at = offset(row, x_step, x_outer, inner, LANE, NESTED) + cols
         target = row * lanes * LANE + cols
-        v = tl.load(x + x_at, mask, other=0.0, eviction_policy=LOAD).to(wide)
+        v = tl.load(x + x_at, mask, other=0.0).to(wide)
         if r is not None:
             r_at = offset(row, r_step, r_outer, inner, LANE, NESTED) + cols
-            v = _add(v, r, r_at, mask, LOAD)
-            s_at = r_at if IN_PLACE else target
-            tl.store(s + s_at, v.to(s.dtype.element_ty), mask, eviction_policy=STORE)
+            v = _add(v, r, r_at, mask)
+            tl.store(s + (r_at if IN_PLACE else target), v.to(s.dtype.element_ty), mask)
         if CENTER:
             v = tl.where(mask, v - tl.sum(v, 1, keep_dims=True) / count, 0.0)
         v *= _inverse_root(tl.sum(v * v, 1, keep_dims=True) / count + added)
-        v = _scaled(v, gain, shift, ONE_PLUS)
-        y_at = x_at if IN_PLACE else target
-        tl.store(y + y_at, v.to(y.dtype.element_ty), mask, eviction_policy=STORE)
+        if LATE:
+            late_gain = None if w is None else _vector(w, cols, inside, KEEP)
+            late_shift = None if b is None else _vector(b, cols, inside, KEEP)
+            v = _scaled(v, late_gain, late_shift, ONE_PLUS)
+        else:
+            v = _scaled(v, gain, shift, ONE_PLUS)
+        tl.store(y + (x_at if IN_PLACE else target), v.to(y.dtype.element_ty), mask)
 
 
 @kernel()
@@ -94,14 +99,14 @@ def looped(
     rows: tl.int64, lanes: tl.int32, x_step: tl.int64, x_outer: tl.int64,
     r_step: tl.int64, r_outer: tl.int64, inner: tl.int64, eps: tl.float64,
     CENTER: tl.constexpr, ONE_PLUS: tl.constexpr, IN_PLACE: tl.constexpr, NESTED: tl.constexpr,
-    LANE: tl.constexpr, BLOCK: tl.constexpr,
+    LANE: tl.constexpr, BLOCK: tl.constexpr, KEEP: tl.constexpr, DROP: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Normalize one row in pieces; it is read again from the cache."""
+    """Normalize one row in pieces; the second time it is read from a cache."""
     wide: tl.constexpr = tl.float64 if x.dtype.element_ty == tl.float64 else tl.float32
     columns = lanes * LANE
     count = columns.to(wide)
-    added = tl.full([1], eps, wide)
     row = tl.program_id(0).to(tl.int64)
+    place = tl.arange(0, BLOCK)
     x_row = x + offset(row, x_step, x_outer, inner, LANE, NESTED)
     y_row = y + row * lanes * LANE
     if IN_PLACE:
@@ -109,37 +114,36 @@ def looped(
     if r is not None:
         r_at = offset(row, r_step, r_outer, inner, LANE, NESTED)
         s_at = r_at if IN_PLACE else row * lanes * LANE
-    total = tl.zeros([BLOCK], wide)
+    squares = tl.zeros([BLOCK], wide)
+    means = tl.zeros([BLOCK], wide)
     for begin in range(0, columns, BLOCK):
-        cols = begin + tl.arange(0, BLOCK)
-        mask = cols < columns
-        v = tl.load(x_row + cols, mask, other=0.0).to(wide)
+        mask = begin + place < columns
+        v = tl.load(x_row + begin + place, mask, other=0.0, eviction_policy=KEEP).to(wide)
         if r is not None:
-            v = _add(v, r, r_at + cols, mask, "evict_first")
-            tl.store(s + s_at + cols, v.to(s.dtype.element_ty), mask)
-        total += v if CENTER else v * v
-    v_row = x_row if r is None else s + s_at
-    mean = tl.sum(total) / count
+            v = _add(v, r, r_at + begin + place, mask)
+            tl.store(s + s_at + begin + place, v.to(s.dtype.element_ty), mask)
+        if CENTER:  # a mean and a sum of squares about it for each place of a piece
+            away = tl.where(mask, v - means, 0.0)
+            means += away / (begin // BLOCK + 1)
+            squares += tl.where(mask, away * (v - means), 0.0)
+        else:
+            squares += v * v
+    mean = 0.0
     if CENTER:
-        total = tl.zeros([BLOCK], wide)
-        for begin in range(0, columns, BLOCK):
-            cols = begin + tl.arange(0, BLOCK)
-            mask = cols < columns
-            v = tl.load(v_row + cols, mask, other=0.0).to(wide)
-            v = tl.where(mask, v - mean, 0.0)
-            total += v * v
-    inverse = _inverse_root(tl.sum(total) / count + added)
+        pieces = tl.maximum((columns - place + BLOCK - 1) // BLOCK, 0).to(wide)
+        mean = tl.sum(means * pieces) / count
+        squares += pieces * (means - mean) * (means - mean)
+    inverse = _inverse_root(tl.sum(squares) / count + tl.full([1], eps, wide))
+    v_row = x_row if r is None else s + s_at
     for begin in range(0, columns, BLOCK):
-        cols = begin + tl.arange(0, BLOCK)
-        mask = cols < columns
-        v = tl.load(v_row + cols, mask, other=0.0, eviction_policy="evict_first").to(wide)
+        mask = begin + place < columns
+        v = tl.load(v_row + begin + place, mask, other=0.0, eviction_policy=DROP).to(wide)
         if CENTER:
             v -= mean
-        v *= inverse
-        gain = None if w is None else _vector(w, cols, mask)
-        shift = None if b is None else _vector(b, cols, mask)
-        v = _scaled(v, gain, shift, ONE_PLUS)
-        tl.store(y_row + cols, v.to(y.dtype.element_ty), mask)
+        gain = None if w is None else _vector(w, begin + place, mask, "")
+        shift = None if b is None else _vector(b, begin + place, mask, "")
+        v = _scaled(v * inverse, gain, shift, ONE_PLUS)
+        tl.store(y_row + begin + place, v.to(y.dtype.element_ty), mask)
 
 
 @kernel()
@@ -161,7 +165,7 @@ def stats(
     v = v.to(wide)
     if r is not None:
         r_at = offset(row, r_step, r_outer, inner, LANE, NESTED)
-        v = _add(v, r, r_at + cols, mask, "evict_first")
+        v = _add(v, r, r_at + cols, mask)
         s_at = r_at if IN_PLACE else row * lanes * LANE
         tl.store(s + s_at + cols, v.to(s.dtype.element_ty), mask)
     target = partial + tl.program_id(0).to(tl.int64) * 2
@@ -202,8 +206,8 @@ def apply(
         squares += tl.where(piece < pieces, size * (means - mean) * (means - mean), 0.0)
         x -= mean
     x *= _inverse_root(tl.sum(squares) / count + added)
-    gain = None if w is None else _vector(w, cols, mask)
-    shift = None if b is None else _vector(b, cols, mask)
+    gain = None if w is None else _vector(w, cols, mask, "")
+    shift = None if b is None else _vector(b, cols, mask, "")
     x = _scaled(x, gain, shift, ONE_PLUS)
     y_at = offset(row, y_step, y_outer, inner, LANE, NESTED)
     tl.store(y + y_at + cols, x.to(y.dtype.element_ty), mask)

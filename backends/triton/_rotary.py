@@ -8,7 +8,15 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from ._launch import INTERPRETED, INTERPRETED_TILE, Variant, device_function, kernel
+from ._launch import (
+    INTERPRETED,
+    INTERPRETED_TILE,
+    Launch,
+    Variant,
+    device_function,
+    kernel,
+    remember,
+)
 from ._rows import lane_of, power_of_two
 
 __all__ = ["rotate", "rotate_in_place"]
@@ -41,7 +49,6 @@ def _rotate(
     k_head: tl.int64, cache_row: tl.int64, cache_rows: tl.int64,
     NEOX: tl.constexpr, IN_PLACE: tl.constexpr, LANE: tl.constexpr, CACHE_LANE: tl.constexpr,
     HALF: tl.constexpr, TAIL: tl.constexpr, TOKENS: tl.constexpr, HEADS: tl.constexpr,
-    LOAD: tl.constexpr, STORE: tl.constexpr,
 ) -> None:  # fmt: skip
     """Rotate HEADS heads, of queries or of keys, of TOKENS tokens; copy what isn't rotated."""
     wide: tl.constexpr = tl.float64 if q.dtype.element_ty == tl.float64 else tl.float32
@@ -67,12 +74,12 @@ def _rotate(
         cols = tl.arange(0, HALF)[None, None, :]
         if NEOX:
             mask = exists & (cols < half)
-            a = tl.load(x + x_at + cols, mask, other=0.0, eviction_policy=LOAD)
-            b = tl.load(x + x_at + half + cols, mask, other=0.0, eviction_policy=LOAD)
+            a = tl.load(x + x_at + cols, mask, other=0.0)
+            b = tl.load(x + x_at + half + cols, mask, other=0.0)
         else:
             both = tl.arange(0, HALF * 2)[None, None, :]
             mask = exists & (both < half * 2)
-            pairs = tl.load(x + x_at + both, mask, other=0.0, eviction_policy=LOAD)
+            pairs = tl.load(x + x_at + both, mask, other=0.0)
             a, b = tl.split(tl.reshape(pairs, [TOKENS, HEADS, HALF, 2]))
         position = tl.load(positions + token, token < tokens, other=0).to(tl.int64)
         known = (position >= 0) & (position < cache_rows)
@@ -81,16 +88,16 @@ def _rotate(
         left = (a * cos - b * sin).to(y.dtype.element_ty)
         right = (b * cos + a * sin).to(y.dtype.element_ty)
         if NEOX:
-            tl.store(y + y_at + cols, left, mask, eviction_policy=STORE)
-            tl.store(y + y_at + half + cols, right, mask, eviction_policy=STORE)
+            tl.store(y + y_at + cols, left, mask)
+            tl.store(y + y_at + half + cols, right, mask)
         else:
             pairs = tl.reshape(tl.join(left, right), [TOKENS, HEADS, HALF * 2])
-            tl.store(y + y_at + both, pairs, mask, eviction_policy=STORE)
+            tl.store(y + y_at + both, pairs, mask)
     if TAIL > 0:
         cols = tl.arange(0, TAIL)[None, None, :]
         mask = exists & (cols < tail_lanes * LANE)
-        rest = tl.load(x + x_at + half * 2 + cols, mask, other=0.0, eviction_policy=LOAD)
-        tl.store(y + y_at + half * 2 + cols, rest, mask, eviction_policy=STORE)
+        rest = tl.load(x + x_at + half * 2 + cols, mask, other=0.0)
+        tl.store(y + y_at + half * 2 + cols, rest, mask)
 
 
 class Config(NamedTuple):
@@ -100,25 +107,19 @@ class Config(NamedTuple):
         tokens: Tokens of a tile.
         heads: Heads of a tile.
         threads: Threads of one program.
-        load, store: Eviction policies.
     """
 
     tokens: int
     heads: int
     threads: int
-    load: str = ""
-    store: str = ""
 
 
-def config(half: int, itemsize: int, heads: int, crowded: bool) -> Config:
+def config(half: int, itemsize: int, heads: int) -> Config:
     """Choose by the padded half of rotary_dim and the larger number of heads."""
-    wanted = INTERPRETED_TILE if INTERPRETED else (1024 if crowded else 512) // itemsize
+    wanted = INTERPRETED_TILE if INTERPRETED else 1024 // itemsize
     count = min(power_of_two(heads), max(1, wanted // half))
-    tokens = max(1, wanted // half // count) if INTERPRETED else 1
-    return Config(tokens, count, min(max(count * half * itemsize // 16, 32), 256))
-
-
-_CROWD = 512
+    tokens = max(1, wanted // half // count)
+    return Config(tokens, count, min(max(tokens * count * half * itemsize // 16, 32), 256))
 
 
 class _Plan(NamedTuple):
@@ -128,6 +129,7 @@ class _Plan(NamedTuple):
 
 
 _plans: dict[Any, _Plan] = {}
+_launches: dict[Any, Launch] = {}
 
 
 def rotate(
@@ -136,18 +138,57 @@ def rotate(
     """Give rotated queries and keys."""
     q_out = torch.empty_like(q, memory_format=torch.contiguous_format)
     k_out = torch.empty_like(k, memory_format=torch.contiguous_format)
-    _run(_walkable(q), _walkable(k), q_out, k_out, cache, positions, is_neox, False)
+    _run(q, k, q_out, k_out, cache, positions, is_neox, False)
     return q_out, k_out
 
 
 def rotate_in_place(q: Tensor, k: Tensor, cache: Tensor, positions: Tensor, is_neox: bool) -> None:
     """Rotate queries and keys where they are."""
-    x, y = _walkable(q), _walkable(k)
-    _run(x, y, x, y, cache, positions, is_neox, True)
-    if x is not q:
-        q.copy_(x)
-    if y is not k:
-        k.copy_(y)
+    _run(q, k, q, k, cache, positions, is_neox, True)
+
+
+def _run(
+    q: Tensor, k: Tensor, q_out: Tensor, k_out: Tensor, cache: Tensor, positions: Tensor,
+    is_neox: bool, in_place: bool,
+) -> None:  # fmt: skip
+    """Repeat a launch that was made for such arguments, or find out which to make."""
+    key = (
+        q.dtype, positions.dtype, q.shape, k.shape, cache.shape, q.stride(), k.stride(),
+        cache.stride(), positions.stride(), is_neox, in_place, q.get_device(),
+    )  # fmt: skip
+    known = _launches.get(key)
+    if known is not None and (known.lane == 1 or _aligned(q, k, cache)):
+        known.variant(known.programs, (q, k, q_out, k_out, cache, positions), known.numbers)
+    elif (q.numel() or k.numel()) and (cache.shape[1] or not in_place):
+        made = _find(q, k, q_out, k_out, cache, positions, is_neox, in_place)
+        if made is not None and (made.lane > 1 or _aligned(q, k, cache)):
+            remember(_launches, key, made)
+
+
+def _aligned(q: Tensor, k: Tensor, cache: Tensor) -> bool:
+    return (q.data_ptr() | k.data_ptr() | cache.data_ptr()) % 16 == 0
+
+
+def _find(
+    q: Tensor, k: Tensor, q_out: Tensor, k_out: Tensor, cache: Tensor, positions: Tensor,
+    is_neox: bool, in_place: bool,
+) -> Launch | None:  # fmt: skip
+    """Copy what the kernel can't walk, launch, and give the launch if it can be repeated."""
+    given = (q, k, cache, positions)
+    q, k = _walkable(q), _walkable(k)
+    cache = cache if cache.stride(1) == 1 else cache.contiguous()
+    positions = positions.contiguous()
+    if in_place:
+        q_out, k_out = q, k
+    launch = _launch(q, k, cache, positions, is_neox, in_place)
+    launch.variant(launch.programs, (q, k, q_out, k_out, cache, positions), launch.numbers)
+    walked = (q, k, cache, positions)
+    if in_place:
+        for mine, theirs in zip(walked[:2], given[:2], strict=True):
+            if mine is not theirs:
+                theirs.copy_(mine)
+    same = all(mine is theirs for mine, theirs in zip(walked, given, strict=True))
+    return launch if same else None
 
 
 def _walkable(x: Tensor) -> Tensor:
@@ -155,36 +196,28 @@ def _walkable(x: Tensor) -> Tensor:
     return x if x.stride(2) == 1 else x.clone(memory_format=torch.contiguous_format)
 
 
-def _run(
-    q: Tensor, k: Tensor, q_out: Tensor, k_out: Tensor, cache: Tensor, positions: Tensor,
-    is_neox: bool, in_place: bool,
-) -> None:  # fmt: skip
+def _launch(
+    q: Tensor, k: Tensor, cache: Tensor, positions: Tensor, is_neox: bool, in_place: bool
+) -> Launch:
+    """Describe the launch for tensors that the kernel can walk."""
     tokens, q_heads, size = q.shape
-    k_heads = k.shape[1]
-    rotary = cache.shape[1]
-    if not (q.numel() or k.numel()) or (in_place and not rotary):
-        return
-    if cache.stride(1) != 1:
-        cache = cache.contiguous()
+    k_heads, rotary = k.shape[1], cache.shape[1]
     strides = (q.stride(0), q.stride(1), k.stride(0), k.stride(1))
     lane = _lane(q, k, cache, rotary // 2, size - rotary, strides)
     cache_lane = 4 if lane > 1 else 1
+    heads = power_of_two(max(q_heads, k_heads))
     key = (
-        q.dtype, positions.dtype, rotary, size, q_heads, k_heads, tokens > _CROWD, lane, is_neox,
-        in_place, q.get_device(),
+        q.dtype, positions.dtype, rotary, size, heads, lane, is_neox, in_place, q.get_device(),
     )  # fmt: skip
     plan = _plans.get(key)
     if plan is None:
-        plan = _plans.setdefault(key, _plan(q, k, rotary, tokens > _CROWD, lane, is_neox, in_place))
+        plan = _plans.setdefault(key, _plan(q, rotary, heads, lane, is_neox, in_place))
     blocks = -(-q_heads // plan.heads) - (-k_heads // plan.heads)
-    plan.variant(
-        -(-tokens // plan.tokens) * blocks,
-        (q, k, q_out, k_out, cache, positions.contiguous()),
-        (
-            tokens, q_heads, k_heads, rotary // 2 // lane, (size - rotary) // lane,
-            *(stride // lane for stride in strides), cache.stride(0) // cache_lane, cache.shape[0],
-        ),
+    numbers = (
+        tokens, q_heads, k_heads, rotary // 2 // lane, (size - rotary) // lane,
+        *(stride // lane for stride in strides), cache.stride(0) // cache_lane, cache.shape[0],
     )  # fmt: skip
+    return Launch(plan.variant, -(-tokens // plan.tokens) * blocks, numbers, lane)
 
 
 def _lane(
@@ -198,16 +231,12 @@ def _lane(
     return lane if aligned else 1
 
 
-def _plan(
-    q: Tensor, k: Tensor, rotary: int, crowded: bool, lane: int, is_neox: bool, in_place: bool
-) -> _Plan:
+def _plan(q: Tensor, rotary: int, heads: int, lane: int, is_neox: bool, in_place: bool) -> _Plan:
     half = power_of_two(rotary // 2) if rotary else 0
     tail = 0 if in_place or q.shape[2] == rotary else power_of_two(q.shape[2] - rotary)
-    heads = max(q.shape[1], k.shape[1])
-    chosen = config(max(half, tail // 2, 1), q.element_size(), heads, crowded)
+    chosen = config(max(half, tail // 2, 1), q.element_size(), heads)
     constants = (
         is_neox, in_place, lane, 4 if lane > 1 else 1, half, tail, chosen.tokens, chosen.heads,
-        chosen.load, chosen.store,
     )  # fmt: skip
     variant = _rotate.variant(constants, chosen.threads, q.get_device(), aligned=lane > 1)
     return _Plan(variant, chosen.tokens, chosen.heads)

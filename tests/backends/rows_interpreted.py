@@ -26,7 +26,7 @@ BACKEND = "torch_ops.backends.triton"
 # Rows of 200 elements in pieces of 32, a piece for each program or one program for all.
 LONG = {
     "split": {"_LONGEST": 64, "_PIECE": 32, "_FEW": 1 << 40},
-    "looped": {"_LONGEST": 64, "_STEP": 32, "_FEW": 0},
+    "looped": {"_LONGEST": 64, "_FEW": 0, "INTERPRETED_TILE": 32},
 }
 
 
@@ -71,7 +71,7 @@ def specs(op: str, dtype: str, part: str) -> list[Any]:
     if part == "layouts":
         return list(first.values())
     if part == "tiles":
-        return sorted(first.values(), key=lambda s: math.prod(n for _, n in s.dims))[1:4]
+        return sorted(first.values(), key=lambda s: math.prod(n for _, n in s.dims))[1:6]
     dims = {"tokens": 3, "hidden": 200}
     nested = {"batch": 2, "tokens": 2, "hidden": 200}
     return [
@@ -87,16 +87,20 @@ def patched(op: str, part: str) -> Iterator[None]:
     family = "_norms" if op in NORMS else "_gates" if op.endswith("and_mul") else "_rotary"
     family = "_merges" if op == "merge_state" else family
     module = importlib.import_module(f"{BACKEND}.{family}")
-    changes = {"INTERPRETED": False} if part == "tiles" else LONG.get(part, {})
+    changes: dict[str, Any] = {"INTERPRETED": False} if part == "tiles" else LONG.get(part, {})
+    if part == "tiles" and op in NORMS:
+        changes["_CROWD"] = 2
     old = {name: getattr(module, name) for name in changes}
-    kept: dict[Any, Any] = module._ways if op in NORMS else module._plans
-    kept.clear()
+    kept = (module._ways if op in NORMS else module._plans, module._launches)
+    for table in kept:
+        table.clear()
     vars(module).update(changes)
     try:
         yield
     finally:
         vars(module).update(old)
-        kept.clear()
+        for table in kept:
+            table.clear()
 
 
 def main() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import json
+import math
 import os
 import subprocess
 import sys
@@ -59,12 +61,14 @@ def compiled() -> dict[str, str | None]:
     return _in_processes("rows_compiled", TRITON_CACHE_DIR=str(ROOT / ".cache" / "triton"))
 
 
+@pytest.mark.timeout(900)  # the first of them waits for all
 @pytest.mark.parametrize("check", rows_interpreted.checks())
 def test_interpreted(interpreted: dict[str, str | None], check: str) -> None:
     assert check in interpreted, f"not run; there are {len(interpreted)}"
     assert interpreted[check] is None, interpreted[check]
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("check", rows_compiled.checks())
 def test_compiles(compiled: dict[str, str | None], check: str) -> None:
     assert check in compiled, f"not run; there are {len(compiled)}"
@@ -178,6 +182,70 @@ def test_misaligned_rows_are_copied_where_lanes_are_wide() -> None:
     assert copied.data_ptr() % 16 == 0
     odd = torch.zeros(4, 17, dtype=torch.float16)[:, :16]
     assert _as_rows(odd, lane=8).tensors[0] is not odd
+
+
+def _buffer(*shape: int, shift: int = 0, dtype: torch.dtype = torch.float16) -> Tensor:
+    """A tensor that starts `shift` elements after a multiple of 16 bytes."""
+    count = math.prod(shape)
+    return torch.zeros(count + 64, dtype=dtype)[shift : shift + count].view(shape)
+
+
+def _calls(shift: int) -> dict[str, tuple[Tensor, ...]]:
+    """Arguments of every op, fresh ones at each call."""
+    x, w = functools.partial(_buffer, 5, 96, shift=shift), functools.partial(_buffer, 96)
+    q, k = _buffer(5, 4, 64, shift=shift), _buffer(5, 2, 64)
+    lse = functools.partial(_buffer, 5, 4, dtype=torch.float32)
+    rope = (q, k, torch.zeros(9, 32), torch.zeros(5, dtype=torch.int64))
+    return {
+        "rms_norm": (x(), w()),
+        "gemma_rms_norm": (x(), w()),
+        "layer_norm": (x(), w(), w()),
+        "fused_add_rms_norm": (x(), x(), w()),
+        "fused_add_rms_norm_": (x(), x(), w()),
+        "silu_and_mul": (x(),),
+        "gelu_and_mul": (x(),),
+        "gelu_tanh_and_mul": (x(),),
+        "apply_rope": rope,
+        "apply_rope_": rope,
+        "merge_state": (q, lse(), torch.clone(q), lse()),
+    }
+
+
+@pytest.mark.parametrize("op", rows_interpreted.OPS)
+def test_a_repeated_call_launches_the_same_with_its_own_tensors(op: str) -> None:
+    kernel = rows_compiled.kernel(op)
+    with rows_compiled.recorded() as launches:
+        for _ in range(3):
+            args = _calls(shift=0)[op]
+            kernel(*args)
+            given = [v for v in launches[-1].values if isinstance(v, Tensor)]
+            for tensor in args:
+                assert any(value is tensor for value in given)
+    first, *repeated = [(run.variant, [_plain(v) for v in run.values]) for run in launches]
+    assert all(run == first for run in repeated)
+    assert len(repeated) == 2
+
+
+def _plain(value: Any) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    return value.dtype, value.shape, value.stride()
+
+
+@pytest.mark.parametrize("op", rows_interpreted.OPS)
+def test_a_repeated_call_looks_at_alignment_again(op: str) -> None:
+    kernel = rows_compiled.kernel(op)
+    with rows_compiled.recorded() as launches:
+        kernel(*_calls(shift=0)[op])
+        kernel(*_calls(shift=1)[op])
+        kernel(*_calls(shift=0)[op])
+    aligned, other, again = launches
+    assert again.variant is aligned.variant
+    rope = op.startswith("apply_rope")
+    assert (other.variant is not aligned.variant) == rope
+    if not rope:
+        addresses = [v.data_ptr() for v in other.values if isinstance(v, Tensor)]
+        assert not any(address % 16 for address in addresses)
 
 
 needs_gpu = pytest.mark.skipif(
