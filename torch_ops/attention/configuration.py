@@ -21,7 +21,7 @@ from torch_ops.attention.backend import AttentionBackend
 from torch_ops.attention.choice import LayerRules, MemberChoice, choose_member
 from torch_ops.attention.prepared import PreparedAttention, prepare
 from torch_ops.declarations import _attention
-from torch_ops.errors import BackendUnavailableError, CaptureError, NotPreparedError
+from torch_ops.errors import BackendUnavailableError, CaptureError, NotPreparedError, TorchOpsError
 from torch_ops.once import KernelLoadError
 
 __all__ = ["Cache", "Configuration", "run_layer"]
@@ -41,6 +41,7 @@ class Cache:
         self.seen: set[tuple[torch.device, torch.dtype]] = set()
         self.last: tuple[torch.device, torch.dtype] | None = None
         self._prepared: dict[_Key, PreparedAttention] = {}
+        self._judged_in: dict[_Key, int] = {}
         self._lock = threading.RLock()
 
     def get(
@@ -73,6 +74,15 @@ class Cache:
                     self._prepared[key] = prepared
             return prepared
 
+    def is_ready(self, member: AttentionBackend, device: torch.device, dtype: torch.dtype) -> bool:
+        """Whether a family is prepared and nothing has changed since it was judged fit."""
+        key = (member, device, dtype)
+        return key in self._prepared and self._judged_in.get(key) == policy.generation
+
+    def judged(self, key: _Key, generation: int) -> None:
+        """Remember that a family was judged fit under a policy's generation."""
+        self._judged_in[key] = generation
+
     def note(self, place: tuple[torch.device, torch.dtype]) -> None:
         """Remember where the layer is called, which need not be where it was moved to."""
         self.seen.add(place)
@@ -93,6 +103,7 @@ class Cache:
         with self._lock:
             for key in self.held(member) - keys:
                 del self._prepared[key]
+                self._judged_in.pop(key, None)
 
 
 class Configuration:
@@ -202,6 +213,11 @@ def _fake(q: Tensor, k: Tensor, v: Tensor, route: Tensor) -> Tensor:
     if torch._C.is_grad_enabled() and torch._C._any_requires_grad(q, k, v):
         raise runtime.refuse_grad("attention")
     _check(q, k, v, None)
+    if torch.compiler.is_exporting():  # asked here: traced code is told so by torch 2.11 always
+        raise TorchOpsError(
+            "Attention can't be exported: which kernel runs is known to this process alone. "
+            "Call torch.ops.torch_ops.attention in code that is exported"
+        )
     dynamo.tag_caches(runtime.fingerprint)
     runtime.depend(
         "attention layers", lambda: policy.choose("attention", policy.current_scope()).backend

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -14,9 +15,9 @@ from torch_ops.attention.backend import AttentionBackend
 from torch_ops.attention.choice import LayerRules, choose_member
 from torch_ops.attention.configuration import Cache, Configuration, run_layer
 from torch_ops.attention.prepared import AttentionSpec
-from torch_ops.errors import TorchOpsError, listing
+from torch_ops.errors import listing
 
-__all__ = ["Attention", "AttentionMetadata"]
+__all__ = ["Attention", "AttentionMetadata", "commit"]
 
 _PER_OBJECT = ("_lock", "_cache", "_configurations", "_configuration", "_route", "_changed_by")
 
@@ -57,6 +58,10 @@ class Attention(nn.Module):
     Raises:
         ValueError: a number is out of range, a backend is unknown, or they contradict each other.
     """
+
+    _configuration: Configuration
+    _route: Tensor
+    _changed_by: int
 
     def __init__(
         self,
@@ -99,8 +104,7 @@ class Attention(nn.Module):
         self._lock = threading.RLock()
         self._cache = Cache(self._rules)
         self._configurations: dict[AttentionBackend | None, Configuration] = {}
-        self._changed_by = 0
-        self._commit(self._configure(override))
+        commit([(self, self._configure(override), 0)])
 
     def _configure(self, override: AttentionBackend | None) -> Configuration:
         """Give the configuration for an override, always the same object for the same one."""
@@ -110,11 +114,6 @@ class Attention(nn.Module):
                 configuration = Configuration(self._cache, override)
                 self._configurations[override] = configuration
             return configuration
-
-    def _commit(self, configuration: Configuration) -> None:
-        """Make a configuration the one that runs; the single store that a call can see."""
-        self._configuration = configuration
-        self._route = configuration.route
 
     @property
     def spec(self) -> AttentionSpec:
@@ -191,11 +190,6 @@ class Attention(nn.Module):
                 "Attention: argument 'metadata' is an AttentionMetadata (accepted: None; no "
                 "installed backend serves ragged or paged calls)"
             )
-        if torch.compiler.is_exporting():
-            raise TorchOpsError(
-                "Attention can't be exported: which kernel runs is known to this process alone. "
-                "Call torch.ops.torch_ops.attention in code that is exported"
-            )
         if not isinstance(q, Tensor) or not isinstance(k, Tensor) or not isinstance(v, Tensor):
             raise _not_a_tensor(q=q, k=k, v=v)
         return run_layer(q, k, v, self._route)
@@ -233,6 +227,20 @@ class Attention(nn.Module):
             if value is not None:
                 parts.append(f"{label}={value.value}")
         return ", ".join(parts)
+
+
+def commit(changes: Sequence[tuple[Attention, Configuration, int]]) -> None:
+    """Make configurations the ones that run, all of them in one step.
+
+    `map` and `dict.update` are C: no bytecode runs between the stores, so the interpreter lets no
+    other thread in, and a compiled model reads either all of the old routes or all of the new ones.
+    """
+    layers = [layer.__dict__ for layer, _, _ in changes]
+    states = [
+        {"_configuration": made, "_route": made.route, "_changed_by": changed_by}
+        for _, made, changed_by in changes
+    ]
+    deque(map(dict.update, layers, states), maxlen=0)
 
 
 def _not_a_tensor(**arguments: object) -> TypeError:

@@ -12,10 +12,11 @@ from types import TracebackType
 import torch
 from torch import nn
 
+from torch_ops import policy
 from torch_ops.attention.backend import AttentionBackend
 from torch_ops.attention.choice import refusals
 from torch_ops.attention.configuration import Configuration
-from torch_ops.attention.layer import Attention
+from torch_ops.attention.layer import Attention, commit
 from torch_ops.attention.selection import select
 from torch_ops.errors import AttentionOverrideError, CaptureError, TorchOpsError
 
@@ -79,9 +80,7 @@ class OverrideToken(AbstractContextManager["OverrideToken"]):
                     f"Attention override {self.report.generation} can't be undone out of order",
                     late,
                 )
-            for layer, configuration, changed_by in self._before.values():
-                layer._commit(configuration)
-                layer._changed_by = changed_by
+            commit(list(self._before.values()))
             self._before = {}
 
     def __exit__(
@@ -116,7 +115,10 @@ def _prepare(layer: Attention, target: AttentionBackend | None) -> tuple[str, ..
     if member is None:
         return ()
     reasons: list[str] = []
+    generation = policy.generation
     for device, dtype in sorted(layer._places(), key=str):
+        if layer._cache.is_ready(member, device, dtype):
+            continue
         refused = refusals(layer._rules, member, device, dtype)
         reasons += refused
         if refused or device.type == "meta":
@@ -134,6 +136,8 @@ def _prepare(layer: Attention, target: AttentionBackend | None) -> tuple[str, ..
                 f"{prepared.backend.value!r} on {type(layer).__name__}; "
                 "refusing the request instead of silently falling back"
             )
+            continue
+        layer._cache.judged((member, device, dtype), generation)
     return tuple(dict.fromkeys(reasons))
 
 
@@ -238,12 +242,11 @@ def override_attention_backend(
     _refuse_now("An attention override")
     member = None if target is None else AttentionBackend(target)
     layers = select(model, where)
-    total = len(select(model, None))
     pinned = {name: layer for name, layer in layers.items() if layer._rules.required is not None}
     free = {name: layer for name, layer in layers.items() if name not in pinned}
     if not free and not allow_noop:
         raise AttentionOverrideError(
-            f"Attention override: 0 of {total} layers changed"
+            f"Attention override: 0 of {len(select(model, None))} layers changed"
             + (f" ({len(pinned)} selected ones are pinned)" if pinned else "")
             + f"; where={where!r} selects no layer that can be switched. "
             "Pass allow_noop=True if that is intended.",
@@ -281,13 +284,10 @@ def override_attention_backend(
 def _commit(layers: dict[str, Attention], member: AttentionBackend | None) -> None:
     """Store the new configuration in every layer; nothing in here can fail."""
     global _generation
-    configurations = [(layer, layer._configure(member)) for layer in layers.values()]
-    if not configurations:
-        return
-    _generation = next(_generations)
-    for layer, configuration in configurations:
-        layer._commit(configuration)
-        layer._changed_by = _generation
+    if layers:
+        generation = next(_generations)
+        commit([(layer, layer._configure(member), generation) for layer in layers.values()])
+        _generation = generation
 
 
 @contextmanager
