@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,13 @@ from .arguments import dense
 
 BOTH = ("flashinfer", "sgl_kernel")
 X, W = torch.randn(3, 64).bfloat16(), torch.randn(64).bfloat16()
+
+
+@pytest.fixture
+def warm(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The benchmark that compiles ahead; benchmarks aren't installed."""
+    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[2]))
+    return importlib.import_module("benchmarks.warm_flashinfer")
 
 
 @pytest.fixture
@@ -100,3 +108,35 @@ def test_layers(pretended: dict[str, Any], monkeypatch: pytest.MonkeyPatch, memb
     family = member.removeprefix("flashinfer_")
     ran = {call[1] for call in pretended["flashinfer"].called}
     assert family in ran
+
+
+def test_what_is_compiled_ahead(
+    pretended: dict[str, Any], warm: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The jobs of `benchmarks.warm_flashinfer` compile every module that a call needs."""
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    setup = warm._SETUP.replace('device="cuda"', 'device="cpu"')
+    for job in warm.jobs(everything=True):
+        exec(f"{setup}\n{job.code}", {})
+    built = set(pretended["flashinfer"].built)
+    rows = {"norm", "silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul", "rope", "cascade"}
+    prefills = {
+        f"{kind} {family} {head_dim} {windowed}"
+        for kind in ("single", "batch")
+        for family in ("fa2", "fa3")
+        for head_dim in (64, 128, 256)
+        for windowed in (True, False)
+    }
+    assert built == rows | prefills
+    few = {job.name for job in warm.jobs()}
+    assert few < {job.name for job in warm.jobs(everything=True)}
+
+
+def test_a_job_that_fails_is_told_with_its_error(warm: Any) -> None:
+    job = warm.Job("wrong", "raise RuntimeError('Could not find nvcc')")
+    result = warm._compile(job)
+    assert result["name"] == "wrong"
+    assert "RuntimeError: Could not find nvcc" in result["error"]
+    report = {"jobs": [result], "seconds": 1.0, "workers": 1}
+    assert "0 of 1 compiled" in warm.table(report)
+    assert "Could not find nvcc" in warm.table(report)
