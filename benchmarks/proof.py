@@ -56,6 +56,7 @@ def prove(op: str, backend: str, device: str, profile: str) -> dict[str, Any]:
             text=True,
             timeout=SECONDS,
             check=False,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},  # as many processes as cores
         )
     except subprocess.TimeoutExpired:
         return {"op": op, "backend": backend, "ok": False, "error": f"not done in {SECONDS} s"}
@@ -69,16 +70,34 @@ def prove(op: str, backend: str, device: str, profile: str) -> dict[str, Any]:
     return verdict
 
 
-def run(profile: str = "dev") -> dict[str, Any]:
-    """Prove all kernels that may run here."""
+def run(
+    profile: str = "dev", backends: tuple[str, ...] | None = None, seconds: float = float("inf")
+) -> dict[str, Any]:
+    """Prove the kernels that may run here.
+
+    Args:
+        profile: How many examples: ``dev``, ``torch_ops_ci``, ``nightly``, ``soak``.
+        backends: Only these; all where None.
+        seconds: No kernel is begun later than this; those left out are red.
+    """
     started = time.monotonic()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     usable, refused = kernels()
+    usable = [pair for pair in usable if backends is None or pair[1] in backends]
     # The slowest first: what Inductor compiles, and what FlashInfer builds at its first run.
     usable.sort(key=lambda pair: (pair[1] not in ("inductor", "flashinfer"), pair))
     workers = max(1, (os.cpu_count() or 2) - 2)
+
+    def one(pair: tuple[str, str]) -> dict[str, Any]:
+        if time.monotonic() - started > seconds:
+            error = f"not begun within {seconds} s"
+            return {"op": pair[0], "backend": pair[1], "ok": False, "error": error}
+        verdict = prove(pair[0], pair[1], device, profile)
+        print(pair, verdict["ok"], verdict.get("seconds"), file=sys.stderr, flush=True)
+        return verdict
+
     with ThreadPoolExecutor(workers) as pool:
-        verdicts = list(pool.map(lambda pair: prove(*pair, device, profile), usable))
+        verdicts = list(pool.map(one, usable))
     return {
         "benchmark": "proof",
         "torch": torch.__version__,
