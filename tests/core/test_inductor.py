@@ -1,0 +1,191 @@
+"""Operators inside of code that Inductor generates: views, writes, dead code, and autocast."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._inductor.utils import run_and_get_code
+
+import torch_ops
+from torch_ops import ops
+
+WEIGHT = torch.linspace(0.5, 1.5, 8)
+CACHE, POSITIONS = torch.randn(8, 16), torch.arange(3)
+
+
+@pytest.fixture(autouse=True)
+def own_graphs() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def compare(function: Callable[..., Any], *args: Tensor) -> str:
+    """Check results and written arguments against eager code; gives the generated wrapper."""
+    copies = [arg.clone() for arg in args]
+    for copy, arg in zip(copies, args, strict=True):
+        assert copy.stride() == arg.stride()
+    expected = function(*args)
+    found, sources = run_and_get_code(torch.compile(function, fullgraph=True), *copies)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    torch.testing.assert_close(copies, list(args), rtol=0, atol=0)
+    (source,) = sources
+    body: str = source[source.index("def call(") : source.index("runner = ")]
+    return body
+
+
+def test_one_call_and_nothing_else() -> None:
+    """The operator stays one node, at the cost of calling it."""
+    body = compare(lambda x: torch.ops.torch_ops.rms_norm(x, WEIGHT), torch.randn(3, 8))
+    assert body.count("torch.ops.torch_ops.rms_norm.default(") == 1
+    assert "cpp_fused" not in body
+
+
+def test_views_of_packed_projections_arrive_as_they_are() -> None:
+    """Slices, splits, expanded and transposed inputs of the graph: the bits of eager code."""
+
+    def model(qkv: Tensor, x: Tensor) -> Any:
+        q, k, gate = qkv[..., :8], qkv[..., 8:16], qkv.split(8, -1)[2]
+        return (
+            ops.rms_norm(q, WEIGHT),
+            ops.rms_norm(k.transpose(0, 1), WEIGHT),
+            ops.silu_and_mul(gate),
+            ops.gelu_and_mul(x[:1].expand(4, 8)),
+            ops.layer_norm(x.t()),
+        )
+
+    body = compare(model, torch.randn(3, 2, 24), torch.randn(2, 8))
+    assert "cpp_fused" not in body, "no copy is made for any of them"
+
+
+def test_intermediate_results_of_odd_strides() -> None:
+    """What Inductor makes itself goes in and comes out through more views."""
+
+    def model(x: Tensor) -> Any:
+        odd = (x * 2).t()[:, 1:7]
+        normed = ops.rms_norm(odd)
+        lifted = normed.t().unsqueeze(1) * 2
+        return ops.silu_and_mul((lifted + 1).squeeze(1)[:, :4]), torch.pixel_shuffle(
+            normed[:4, :4].reshape(1, 4, 2, 2).permute(0, 1, 3, 2), 2
+        )
+
+    compare(model, torch.randn(8, 6).repeat(1, 2)[:, :8].contiguous())
+
+
+WRITES: dict[str, tuple[Callable[..., Any], tuple[int, ...], tuple[int, ...]]] = {
+    "twice": (
+        lambda x, r: [ops.fused_add_rms_norm_(x, r, WEIGHT) for _ in range(2)] and None,
+        (3, 8),
+        (3, 8),
+    ),
+    "two parts of one tensor": (
+        lambda kv, x: ops.fused_add_rms_norm_(kv[0], kv[1], WEIGHT),
+        (2, 3, 8),
+        (3, 8),
+    ),
+    "unbound parts": (
+        lambda kv, x: ops.fused_add_rms_norm_(kv.unbind(0)[0], x, WEIGHT),
+        (2, 3, 8),
+        (3, 8),
+    ),
+    "columns": (
+        lambda qkv, x: ops.apply_rope_(qkv[:, :4], qkv[:, 4:6], CACHE, POSITIONS),
+        (3, 8, 16),
+        (1,),
+    ),
+    "split heads": (
+        lambda qkv, x: ops.apply_rope_(*qkv.split([4, 2, 2], 1)[:2], CACHE, POSITIONS),
+        (3, 8, 16),
+        (1,),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_writes_go_to_the_arguments_themselves(name: str) -> None:
+    """No clone before and no copy after, also through views of one tensor."""
+    function, *shapes = WRITES[name]
+    body = compare(function, *(torch.randn(shape) for shape in shapes))
+    assert "cpp_fused" not in body
+    assert "empty_strided" not in body
+    assert "copy_" not in body
+
+
+def test_what_is_read_after_a_write_is_new_and_before_it_old() -> None:
+    def model(x: Tensor, residual: Tensor) -> Any:
+        view = x.view(-1)
+        before = view * 1
+        ops.fused_add_rms_norm_(x, residual, WEIGHT)
+        return before, view * 1, residual.t() * 1
+
+    compare(model, torch.randn(3, 8), torch.randn(3, 8))
+
+
+def test_a_written_intermediate_is_not_dead_code() -> None:
+    def model(x: Tensor) -> Any:
+        y, residual = x * 2, x + 1
+        ops.fused_add_rms_norm_(y, residual, WEIGHT)
+        return residual * 1
+
+    body = compare(model, torch.randn(3, 8))
+    assert body.count("fused_add_rms_norm_.default(") == 1
+
+
+@pytest.mark.xfail(
+    strict=True,
+    reason="Inductor drops a clone beside a mutated argument (pytorch#198031); write x * 1",
+)
+def test_a_clone_beside_a_written_argument() -> None:
+    def model(x: Tensor) -> Any:
+        y = x.clone()
+        ops.fused_add_rms_norm_(y, x, WEIGHT)
+        return y, x * 1
+
+    compare(model, torch.randn(3, 8))
+
+
+def test_a_computed_copy_beside_a_written_argument() -> None:
+    """The way around the fault above."""
+
+    def model(x: Tensor) -> Any:
+        y = x * 1
+        ops.fused_add_rms_norm_(y, x, WEIGHT)
+        return y, x * 1
+
+    compare(model, torch.randn(3, 8))
+
+
+@pytest.mark.parametrize("backend", ["torch", "inductor"])
+def test_autocast_changes_nothing(backend: str) -> None:
+    """An op's arithmetic is its contract's: eager and compiled code give the same bits."""
+    q, k, v = torch.randn(1, 3, 2, 8), torch.randn(1, 4, 2, 8), torch.randn(1, 4, 2, 8)
+
+    def call(q: Tensor, k: Tensor, v: Tensor) -> Any:
+        return ops.attention(q, k, v, backend=backend)
+
+    expected = call(q, k, v)
+    compiled = torch.compile(call, fullgraph=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(call(q, k, v), expected)
+        assert torch.equal(compiled(q, k, v), expected)
+
+
+def test_the_cache_key_has_the_fingerprint_after_the_tag_of_the_user(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also where the user sets the tag later, at the next compile."""
+    config = torch.compiler.config
+    for tag in ("mine", "other|mine", ""):
+        monkeypatch.setattr(config, "cache_key_tag", tag)
+        torch._dynamo.reset()
+        torch.compile(torch.ops.torch_ops.silu_and_mul, backend="eager")(torch.randn(2, 4))
+        mark = f"torch_ops:{torch_ops.registry.fingerprint()}"
+        assert config.cache_key_tag.split("|") == [*filter(None, tag.split("|")), mark]
+    torch_ops.register_kernel(torch_ops.KernelSpec("loose", "torch", "math:sqrt"))
+    torch._dynamo.reset()
+    torch.compile(torch.ops.torch_ops.silu_and_mul, backend="eager")(torch.randn(2, 4))
+    assert config.cache_key_tag == f"torch_ops:{torch_ops.registry.fingerprint()}" != mark
