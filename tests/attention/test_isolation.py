@@ -294,11 +294,40 @@ def test_layers_go_on_while_an_override_prepares(script: Any) -> None:
     thread.start()
     assert preparing.wait(60)
     for _ in range(20):
-        assert torch.equal(model(*inputs), out)
+        with torch_ops.trace():  # every plan is made anew
+            assert torch.equal(model(*inputs), out)
     assert support.backends(model) == ["torch_flash"] * 3
     done.set()
     thread.join()
     assert model(*inputs).eq(1).all()
+
+
+def test_a_plan_in_the_making_does_not_outlive_a_change(script: Any) -> None:
+    layer = Attention(4, 8, 2, scale=1.0, backend="scripted_one")
+    inputs = support.inputs(layer)
+    undo = torch_ops.set_backend(attention="torch")
+    plain = layer(*inputs)
+    undo()
+    preparing, changed = threading.Event(), threading.Event()
+
+    def slow() -> object:
+        preparing.set()
+        assert changed.wait(60)
+        return None
+
+    script.acts["prepare", "scripted_one", 1.0] = slow
+    outputs: list[Tensor] = []
+    thread = threading.Thread(target=lambda: outputs.append(layer(*inputs)))
+    thread.start()
+    assert preparing.wait(60)
+    undo = torch_ops.set_backend(attention="torch")
+    assert torch.equal(layer(*inputs), plain)
+    changed.set()
+    thread.join()
+    assert outputs[0].eq(1).all(), "it began before the change"
+    assert torch.equal(layer(*inputs), plain)
+    undo()
+    assert layer(*inputs).eq(1).all()
 
 
 @pytest.mark.usefixtures("script")

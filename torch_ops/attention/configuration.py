@@ -60,6 +60,9 @@ class Cache:
             Exception: whatever the backend raises.
         """
         key = (member, device, dtype)
+        prepared = self._prepared.get(key)
+        if prepared is not None:  # without the lock: another family may be long in the making
+            return prepared
         with self._lock:
             prepared = self._prepared.get(key)
             if prepared is None:
