@@ -17,7 +17,7 @@ from torch_ops.testing.examine import Examiner, Tally
 from torch_ops.testing.proof import proof_of
 from torch_ops.testing.search import covering_rows
 from torch_ops.testing.spec import Operand, Spec
-from torch_ops.testing.subject import Subject
+from torch_ops.testing.subject import Subject, subject_of
 
 NORM_WIDTHS = (1, 3, 8, 33, 96, 128, 769, 1000, 1024, 4096, 5125, 8192, 16384)
 ROWS = ("contig", "qkv_split", "unbind", "slice_offset", "int64_stride")
@@ -128,6 +128,13 @@ def _attentions(op: str, dtype: str) -> Iterator[Spec]:
             yield Spec.of(op, dims, operands, params, seed=count)
 
 
+def attention(dtype: str = "bfloat16", **dims: int) -> Spec:
+    """Give one causal example."""
+    operands = {name: Operand(dtype) for name in ("q", "k", "v")}
+    params = {"is_causal": True, "scale": None, "window_left": -1, "logits_soft_cap": 0.0}
+    return Spec.of("attention", dims, operands, params)
+
+
 _MAKERS: dict[str, Callable[[str, str], Iterator[Spec]]] = {
     "rms_norm": _norms,
     "gemma_rms_norm": _norms,
@@ -187,6 +194,11 @@ def direct(op: str, backend: str, *, judged: bool = True) -> Subject:
     return Subject(
         backend, loaded(op, backend).function, refuses, lambda dtype: None, registered=False
     )
+
+
+def function(call: Callable[..., Any]) -> Subject:
+    """Make a subject of any callable with an op's signature."""
+    return subject_of(call)
 
 
 def examine(
