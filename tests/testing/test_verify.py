@@ -15,6 +15,7 @@ from torch import Tensor
 import torch_ops
 from torch_ops.declarations import catalogue
 from torch_ops.testing import proof_of, replay
+from torch_ops.testing.classes import class_of
 from torch_ops.testing.compare import ViolationError
 from torch_ops.testing.result import Cell, Result
 from torch_ops.testing.verify import Progress, verify
@@ -233,3 +234,30 @@ def test_replay_of_a_refused_example_says_so() -> None:
     refusing = _supporting(_copy(), lambda x: "nothing to do")
     with pytest.raises(ValueError, match="refuses the example: nothing to do"):
         replay(text, refusing)
+
+
+def test_a_limit_on_classes_of_calls_is_kept_and_counted() -> None:
+    seen = set()
+
+    def kernel(x: Tensor) -> Tensor:
+        if x.numel():
+            seen.add(class_of({"x": x}))
+        return reference(x)
+
+    result = _verify(kernel, max_classes=2)
+    cell = result.cells[0]
+    assert len(seen) == 2
+    assert cell.left_out > 10
+    assert cell.left_out + cell.executed >= 100
+    assert result.ok
+
+
+def test_classes_of_calls_are_told_by_what_compilers_specialize_on() -> None:
+    def of(shape: tuple[int, ...], eps: float = 1.0, window: int = 5) -> object:
+        return class_of({"x": torch.empty(shape), "w": None, "eps": eps, "n": window, "f": True})
+
+    assert of((3, 4)) == of((5, 6), 2.0, 7)
+    assert of((3, 4)) != of((1, 4))
+    assert of((3, 4)) != of((3, 4, 2))
+    assert of((3, 4)) != of((3, 4), 0.0)
+    assert len({of((3, 4), window=w) for w in (-1, 0, 1, 2, 64)}) == 4

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from torch_ops.testing.arguments import build, contiguous
+from torch_ops.testing.classes import ClassLimit
 from torch_ops.testing.compare import ViolationError, check_output, check_pairs
 from torch_ops.testing.contract import Snapshot, check_fresh, check_metadata
 from torch_ops.testing.laws import GENERIC
@@ -28,18 +29,20 @@ class Tally:
     Attributes:
         executed: Examples that ran.
         refused: Examples that the kernel refused beforehand, by reason.
+        left_out: Examples of classes of calls past the limit.
         ratio: Largest error seen, as a part of its bound.
         laws: How often each law had something to say, and held.
     """
 
     executed: int = 0
     refused: collections.Counter[str] = field(default_factory=collections.Counter)
+    left_out: int = 0
     ratio: float = 0.0
     laws: collections.Counter[str] = field(default_factory=collections.Counter)
 
 
 class _RefusedError(Exception):
-    """The kernel can't serve a call that a law makes."""
+    """The kernel can't serve a call that a law makes, or the limit leaves it out."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,7 @@ class Examiner:
         contract: What the op's declaration promises.
         device: Where it runs.
         only: Layers to check; all where None. Mutants are judged by one layer alone.
+        limit: Which classes of calls are run; all where None.
     """
 
     subject: Subject
@@ -59,6 +63,11 @@ class Examiner:
     contract: Any
     device: torch.device = CPU
     only: Collection[str] | None = None
+    limit: ClassLimit | None = None
+
+    def admits(self, args: Arguments) -> bool:
+        """Whether the limit lets a call through."""
+        return self.limit is None or self.limit.admits(args)
 
     def _wants(self, layer: str) -> bool:
         return self.only is None or layer in self.only
@@ -67,7 +76,8 @@ class Examiner:
         """Runs one example.
 
         Returns:
-            The largest error as a part of its bound, None where the kernel refused.
+            The largest error as a part of its bound, None where the kernel refused or the limit
+            left the example out.
 
         Raises:
             ViolationError: The kernel broke a promise; it names the layer and carries the Spec.
@@ -79,6 +89,9 @@ class Examiner:
 
     def _run(self, spec: Spec, tally: Tally, with_laws: bool) -> float | None:
         args = build(spec, self.device)
+        if not self.admits(args):
+            tally.left_out += 1
+            return None
         reason = self.subject.refuses(tuple(args.values()))
         if reason is not None:
             tally.refused[reason] += 1
@@ -114,7 +127,7 @@ class Examiner:
         if self.proof.mutates:
             args = contiguous(args)
         reason = self.subject.refuses(tuple(args.values()))
-        if reason is not None:
+        if reason is not None or not self.admits(args):
             raise _RefusedError(reason)
         return call(self.subject, self.proof, args)
 

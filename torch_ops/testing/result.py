@@ -46,6 +46,7 @@ class Cell:
         reason: Why, for every verdict but ``passed``.
         executed: Examples that ran.
         refused: Examples that the kernel refused beforehand, by reason.
+        left_out: Examples left out by a limit on classes of calls.
         ratio: Largest error, as a part of its bound.
         laws: How often each law was checked.
         opchecks: How many examples went through `torch.library.opcheck`.
@@ -57,6 +58,7 @@ class Cell:
     reason: str = ""
     executed: int = 0
     refused: dict[str, int] = field(default_factory=dict)
+    left_out: int = 0
     ratio: float = 0.0
     laws: dict[str, int] = field(default_factory=dict)
     opchecks: int = 0
@@ -96,7 +98,10 @@ class Result:
 
     def rows(self) -> list[tuple[str, ...]]:
         """The table: header, then one row a cell."""
-        header = ("dtype", "verdict", "examples", "refused", "worst err/bound", "laws", "opcheck")
+        header = (
+            "dtype", "verdict", "examples", "refused", "left out", "worst err/bound", "laws",
+            "opcheck",
+        )  # fmt: skip
         return [header, *(_row(cell) for cell in self.cells)]
 
     def __str__(self) -> str:
@@ -122,6 +127,7 @@ def _row(cell: Cell) -> tuple[str, ...]:
         cell.verdict,
         str(cell.executed),
         str(sum(cell.refused.values())),
+        str(cell.left_out),
         f"{cell.ratio:.3f}" if cell.executed else "-",
         f"{held} ({sum(cell.laws.values())} checks)" if cell.laws else "-",
         str(cell.opchecks),

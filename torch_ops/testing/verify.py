@@ -18,6 +18,7 @@ from torch_ops.backend import Backend
 from torch_ops.declarations import catalogue
 from torch_ops.testing._hypothesis import FlakyFailure, Phase, target
 from torch_ops.testing.arguments import build
+from torch_ops.testing.classes import ClassLimit
 from torch_ops.testing.compare import ViolationError
 from torch_ops.testing.draw import FLOATS
 from torch_ops.testing.examine import Examiner, Tally
@@ -64,6 +65,7 @@ def verify(
     profile: str = "torch_ops_ci",
     progress: Report | None = None,
     dtypes: Sequence[str] | None = None,
+    max_classes: int | None = None,
 ) -> Result:
     """Proves a kernel against the op's declaration, dtype by dtype.
 
@@ -74,6 +76,8 @@ def verify(
         profile: ``dev``, ``torch_ops_ci``, ``nightly`` or ``soak``.
         progress: Called after every example.
         dtypes: Names of dtypes to verify; all that the op declares where None.
+        max_classes: Run at most so many classes of calls a dtype, for backends that compile each
+            (see `classes.class_of`); examples of others are left out and counted.
 
     Returns:
         The verdict; ``result.ok`` is True if every cell that can be proven here is.
@@ -88,7 +92,7 @@ def verify(
     subject = _subject(op, backend)
     started = time.monotonic()
     runs = [
-        _Run(subject, proof, dtype, torch.device(device), chosen, progress)
+        _Run(subject, proof, dtype, torch.device(device), chosen, progress, max_classes)
         for dtype in _dtypes(op, dtypes)
     ]
     cells = tuple(run.cell() for run in runs)
@@ -150,11 +154,13 @@ class _Run:
         device: torch.device,
         profile: Profile,
         progress: Report | None,
+        max_classes: int | None,
     ) -> None:
         self.subject, self.proof, self.dtype = subject, proof, dtype
         self.device, self.profile, self.progress = device, profile, progress
         contract = catalogue()[proof.op].contract
-        self.examine = Examiner(subject, proof, contract, device)
+        limit = None if max_classes is None else ClassLimit(max_classes)
+        self.examine = Examiner(subject, proof, contract, device, limit=limit)
         self.tally = Tally()
         self.examples = profile.examples(proof.cost)
         self.opchecks = 0
@@ -191,8 +197,8 @@ class _Run:
         elif silent:
             verdict, reason = TOO_FEW, f"never checked: {', '.join(silent)}"
         return Cell(
-            self.dtype, verdict, reason, self.tally.executed, refused, self.tally.ratio, laws,
-            self.opchecks, tuple(self.failures),
+            self.dtype, verdict, reason, self.tally.executed, refused, self.tally.left_out,
+            self.tally.ratio, laws, self.opchecks, tuple(self.failures),
         )  # fmt: skip
 
     def _fixed(self, phase: str, specs: Sequence[Spec], *, with_laws: bool) -> None:
@@ -229,7 +235,8 @@ class _Run:
             return
         for spec in specs:
             args = build(spec, self.device)
-            if self.subject.refuses(tuple(args.values())) is not None:
+            refused = self.subject.refuses(tuple(args.values())) is not None
+            if refused or not self.examine.admits(args):
                 continue
             try:
                 opcheck(self.proof.op, self.subject.name, args, spec.to_json())
