@@ -191,7 +191,7 @@ def _plan(call: Call) -> _Run:
     flags = (call.is_causal, windowed, capped, call.with_lse, shift)
     lasting = [s for s in strides if s is not None]
     if fits(queries, head_dim, value_dim, lane, lasting, call.device):
-        return Long(call.shapes, call.strides, flags, numbers, call.device)
+        return Long(call.shapes, call.strides, flags, numbers, call.dtype, call.device)
     group = heads // kv_heads
     pack = packing(queries, group)
     steps = [s or 0 for s in strides]

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import torch
 import triton
 from torch import Tensor
 
@@ -57,7 +58,7 @@ def fits(
         queries: Length of the queries.
         head_dim, value_dim: Elements of a head of queries and keys, and of values.
         lane: Elements of 16 bytes if all heads start at multiples of that, or else 1.
-        strides: Strides of all but the last dimensions, None for dimensions of one element.
+        strides: Strides of the dimensions of more than one element, the last ones left out.
         device: Index of the GPU, -1 on a CPU.
     """
     return (
@@ -72,11 +73,7 @@ def fits(
 
 
 class Long:
-    """The kernel for calls of one shape.
-
-    Attributes:
-        variant: What it launches.
-    """
+    """The kernel for calls of one shape and dtype."""
 
     def __init__(
         self,
@@ -84,15 +81,19 @@ class Long:
         strides: Sequence[Sequence[int]],
         flags: tuple[bool | float, ...],
         numbers: tuple[float, ...],
+        dtype: torch.dtype,
         device: int,
     ) -> None:
+        from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
         from ._attention_hopper_kernel import ROWS
 
         batch, queries, heads, head_dim = shapes[0]
         keys, kv_heads = shapes[1][1:3]
         block_d = max(64, 1 << (head_dim - 1).bit_length())
-        self.variant, block_n = _variant(flags, block_d, device)
+        self._variant, block_n = _variant(dtype, flags, block_d, device)
         slots = batch * heads
+        self._type = TensorDescriptor
         self._programs = -(-queries // ROWS) * slots
         self._numbers = (*numbers, queries, keys, slots, heads, heads // kv_heads)
         self._described = [
@@ -106,15 +107,19 @@ class Long:
         ]
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor | None) -> None:
-        described = [
-            _descriptor(t, fields)
-            for t, fields in zip((q, k, v, out), self._described, strict=True)
-        ]
-        self.variant(self._programs, (*described, lse), self._numbers)
+        described = []
+        for base, fields in zip((q, k, v, out), self._described, strict=True):
+            made = object.__new__(self._type)  # its constructor checks what `fits` has checked
+            made.__dict__.update(fields, base=base)
+            described.append(made)
+        self._variant(self._programs, (*described, lse), self._numbers)
 
 
 @functools.cache
-def _variant(flags: tuple[bool | float, ...], block_d: int, device: int) -> tuple[Variant, int]:
+def _variant(
+    dtype: torch.dtype, flags: tuple[bool | float, ...], block_d: int, device: int
+) -> tuple[Variant, int]:
+    """Give the kernel for a dtype and flags of `attend_long`, and the keys of its steps."""
     from ._attention_hopper_kernel import attend_long
 
     chosen = config(block_d)
@@ -134,12 +139,3 @@ def _described(shape: Sequence[int], stride: Sequence[int], block: list[int]) ->
         "block_shape": block,
         "layout": NVMMASharedLayout(128, 16, rank=4),
     }
-
-
-def _descriptor(base: Tensor, fields: dict[str, Any]) -> Any:
-    """Make a descriptor without the checks of its constructor, which `fits` made before."""
-    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
-
-    made = object.__new__(TensorDescriptor)
-    made.__dict__.update(fields, base=base)
-    return made
