@@ -48,7 +48,8 @@ class _Native(nn.Module):
 
 @torch.library.custom_op("torch_ops_swap::native", mutates_args=())
 def _native(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return _prepared.run(q, k, v)
+    out: Tensor = _prepared.run(q, k, v)
+    return out
 
 
 @_native.register_fake

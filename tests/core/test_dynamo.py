@@ -11,6 +11,11 @@ import torch_ops
 from torch_ops import dynamo, policy
 
 
+def normalize(x: torch.Tensor) -> torch.Tensor:
+    out: torch.Tensor = torch.ops.torch_ops.rms_norm(x)
+    return out
+
+
 @pytest.fixture
 def without_guards(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     def missing(tracer: object, dependency: object) -> None:
@@ -26,9 +31,7 @@ def without_guards(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.usefixtures("without_guards")
 def test_a_change_is_refused_when_compiled_code_cannot_follow_it() -> None:
     x = torch.randn(3, 8)
-    compiled = torch.compile(
-        lambda x: torch.ops.torch_ops.rms_norm(x), backend="aot_eager", fullgraph=True
-    )
+    compiled = torch.compile(normalize, backend="aot_eager", fullgraph=True)
     compiled(x)
     with pytest.raises(torch_ops.TorchOpsError, match=r"can't be guarded .*AttrSource.*backend="):
         torch_ops.set_backend("inductor")
@@ -43,8 +46,6 @@ def test_a_change_is_refused_when_compiled_code_cannot_follow_it() -> None:
 
 def test_guards_are_there_on_this_torch() -> None:
     torch._dynamo.reset()
-    compiled = torch.compile(
-        lambda x: torch.ops.torch_ops.rms_norm(x), backend="aot_eager", fullgraph=True
-    )
+    compiled = torch.compile(normalize, backend="aot_eager", fullgraph=True)
     compiled(torch.randn(3, 8))
     assert policy._frozen is None
