@@ -1,4 +1,4 @@
-"""What a call costs over its kernel stays within the limits of ``python -m benchmarks overhead``."""
+"""The cost of a call over its kernel stays within ``python -m benchmarks overhead``'s limits."""
 
 from __future__ import annotations
 
