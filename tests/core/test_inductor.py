@@ -174,18 +174,25 @@ def test_autocast_changes_nothing(backend: str) -> None:
         assert torch.equal(compiled(q, k, v), expected)
 
 
-def test_the_cache_key_has_the_fingerprint_after_the_tag_of_the_user(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Also where the user sets the tag later, at the next compile."""
+@pytest.fixture
+def tag() -> Iterator[Any]:
     config = torch.compiler.config
-    for tag in ("mine", "other|mine", ""):
-        monkeypatch.setattr(config, "cache_key_tag", tag)
+    before = config.cache_key_tag
+    yield config
+    config.cache_key_tag = before
+
+
+def test_the_cache_key_has_the_fingerprint_after_the_tag_of_the_user(tag: Any) -> None:
+    """Also where the user sets the tag later, at the next compile."""
+
+    def compiled() -> str:
         torch._dynamo.reset()
         torch.compile(torch.ops.torch_ops.silu_and_mul, backend="eager")(torch.randn(2, 4))
+        return str(tag.cache_key_tag)
+
+    for own in ("mine", "other|mine", ""):
+        tag.cache_key_tag = own
         mark = f"torch_ops:{torch_ops.registry.fingerprint()}"
-        assert config.cache_key_tag.split("|") == [*filter(None, tag.split("|")), mark]
+        assert compiled().split("|") == [*filter(None, own.split("|")), mark]
     torch_ops.register_kernel(torch_ops.KernelSpec("loose", "torch", "math:sqrt"))
-    torch._dynamo.reset()
-    torch.compile(torch.ops.torch_ops.silu_and_mul, backend="eager")(torch.randn(2, 4))
-    assert config.cache_key_tag == f"torch_ops:{torch_ops.registry.fingerprint()}" != mark
+    assert compiled() == f"torch_ops:{torch_ops.registry.fingerprint()}" != mark
