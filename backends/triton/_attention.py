@@ -67,11 +67,11 @@ def refusal(dtype: torch.dtype, head_dim: int, value_dim: int, scale: float | No
     return f"scale {scale} (supported: 0, and magnitudes from 2**-100 to 2**100)"
 
 
-def shared_memory(arch: str | None) -> int:
+def shared_memory(arch: str) -> int:
     """Give how many bytes of shared memory a program may have."""
-    if arch is not None and arch.startswith("gfx"):
+    if arch.startswith("gfx"):
         return 163840 if arch == "gfx950" else 65536
-    if arch in (None, "sm_90", "sm_100", "sm_103"):
+    if arch in ("sm_90", "sm_100", "sm_103"):
         return 232448
     if arch in ("sm_80", "sm_87"):
         return 163840
@@ -87,10 +87,12 @@ def config(arch: str | None, itemsize: int, width: int, rows: int) -> Config:
         width: Padded length of a head, the longer one of keys' and values'.
         rows: Rows of one head slot.
     """
+    if arch is None:  # the interpreter's time goes by programs and steps, not by elements
+        return Config(512 if rows > 64 else 64, 128, 4, 1)
     if itemsize == 4:
         return Config(32 if width <= 128 else 16, 32, 4, 1)
     few = next((tile for tile in (16, 32, 64) if rows <= tile), 0)
-    if arch is not None and arch.startswith("gfx"):
+    if arch.startswith("gfx"):
         return Config(few or (128 if width <= 128 else 64), 64 if width <= 128 else 32, 4, 1)
     if few:
         wanted = Config(few, 128 if few == 16 and width <= 128 else 64, 4, 3)
@@ -119,7 +121,7 @@ _Run = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | None], None]
 
 def packing(queries: int, group: int) -> int:
     """Choose how many of the query heads that share a key head are attended together."""
-    return group if queries * group <= 64 else 1
+    return group if queries * group <= 64 or INTERPRETED else 1
 
 
 class Call(NamedTuple):
@@ -225,7 +227,8 @@ def _variant(
     dtype: torch.dtype, flags: tuple[float, ...], rows: int, device: int
 ) -> tuple[Variant, int]:
     """Give the kernel for a dtype, flags of `attend` and (up to 65) rows of a slot."""
-    arch = None if device < 0 else Platform.detect(f"cuda:{device}").arch
+    unknown = "gfx" if torch.version.hip else "sm"
+    arch = None if device < 0 else Platform.detect(f"cuda:{device}").arch or unknown
     block_d, block_v = (max(16, power_of_two(int(width))) for width in flags[6:8])
     chosen = config(arch, dtype.itemsize, max(block_d, block_v), rows)
     constants = (*flags, chosen.block_m, chosen.block_n, block_d, block_v, chosen.stages)
