@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from torch_ops import discovery, policy
+from torch_ops import discovery, kernels, policy
 from torch_ops.registry import registry
 
 
@@ -27,6 +27,7 @@ def restored() -> Iterator[None]:
     chosen = list(policy._process)
     specs = {op: dict(held) for op, held in registry._specs.items()}
     sites = dict(registry._sites)
+    loaded = dict(kernels._kernels)
     yield
     if dict(os.environ) != variables:
         os.environ.clear()
@@ -40,6 +41,11 @@ def restored() -> Iterator[None]:
     if policy._process != chosen:
         policy._process[:] = chosen
         policy.invalidate()
+    foreign = [s for s in kernels._kernels if not s.target.startswith("torch_ops.backends.")]
+    for spec in foreign:
+        if spec not in loaded:
+            del kernels._kernels[spec]
+            policy.invalidate()
     if policy._environment != parsed:
         policy.forget_environment()
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torch_ops import limits
+from torch_ops import limits, policy
 from torch_ops.once import once
 from torch_ops.platform import Platform
 
@@ -30,8 +30,13 @@ def family(device: torch.device) -> str:
     return "fa2" if _no_fa3(device) else "fa3"
 
 
-@functools.cache
 def _no_fa3(device: torch.device) -> str | None:
+    return _judged(device, policy.generation)
+
+
+@functools.lru_cache(maxsize=16)
+def _judged(device: torch.device, generation: int) -> str | None:
+    """Judge once until something changes, ``refresh()`` included."""
     platform = Platform.detect(device)
     if platform.capability != (9, 0):
         return f"arch {platform.arch} (supported by FA3: sm_90)"

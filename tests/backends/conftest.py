@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import torch_ops
-from torch_ops import once
+from torch_ops import once, policy
 
 from . import examples, model_flashinfer, model_sgl_kernel, sites
 
@@ -35,6 +35,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def _forget() -> None:
+    policy.invalidate()
     for function in _CACHED:
         function.cache_clear()
     _ragged._plans.clear()

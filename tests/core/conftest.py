@@ -15,7 +15,7 @@ import torch_ops
 from torch_ops import binding, declare, policy
 
 from . import plugins
-from .toy import PACKAGE, Toy, declare_toy
+from .toy import PACKAGE, Toy, hidden_toy
 
 Install = Callable[..., dict[str, str]]
 Python = Callable[..., str]
@@ -59,8 +59,7 @@ def declaring() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def _toy_declaration() -> tuple[declare.Declaration, object]:
-    declaration = declare_toy()
-    return declaration, vars(torch_ops.ops).pop(declare.declared.pop("toy").name)
+    return hidden_toy()
 
 
 @pytest.fixture

@@ -53,6 +53,13 @@ def declare_toy() -> declare.Declaration:
     return toy
 
 
+@functools.cache
+def hidden_toy() -> tuple[declare.Declaration, object]:
+    """Declare the op and take it out of the catalogue; gives it and its callable."""
+    declaration = declare_toy()
+    return declaration, vars(ops).pop(declare.declared.pop("toy").name)
+
+
 class Toy:
     """The op ``toy`` with kernels that count their calls."""
 
