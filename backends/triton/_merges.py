@@ -107,7 +107,8 @@ def merge(v_a: Tensor, s_a: Tensor, v_b: Tensor, s_b: Tensor) -> tuple[Tensor, T
     if known is not None and (known.lane == 1 or (v_a.data_ptr() | v_b.data_ptr()) % 16 == 0):
         known.variant(known.programs, (v_a, v_b, v, s_a, s_b, s), known.numbers)
     elif not v.numel() and s.numel():  # heads of no elements still have a sum
-        s = merge(s_a.unsqueeze(-1), s_a, s_b.unsqueeze(-1), s_b)[1]
+        values = v_a.new_zeros((*s_a.shape, 1))
+        s = merge(values, s_a, values, s_b)[1]
     elif s.numel():
         made = _find(v_a, s_a, v_b, s_b, v, s)
         if made is not None:
