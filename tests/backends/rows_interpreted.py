@@ -33,7 +33,8 @@ LONG = {
 def checks() -> list[str]:
     """Name everything that is checked."""
     names = [f"{op} {dtype} {part}" for op in OPS for dtype in DTYPES for part in PARTS]
-    return names + [f"{op} {dtype} {way}" for op in NORMS[2:] for dtype in DTYPES for way in LONG]
+    names += [f"{op} {dtype} {way}" for op in NORMS[2:] for dtype in DTYPES for way in LONG]
+    return names + [f"{op} float64 {part}" for op in OPS for part in ("zero", "classes")]
 
 
 def run(check: str) -> None:
