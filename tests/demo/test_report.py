@@ -112,9 +112,9 @@ def test_what_is_not_as_required_is_said(change: dict[str, Any], problem: str) -
 def test_a_missing_package_is_one_line_with_the_command(
     absent: str, command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = importlib.util.find_spec
+    present = importlib.util.find_spec("json")
     monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: None if name == absent else found(name)
+        importlib.util, "find_spec", lambda name: None if name == absent else present
     )
     with pytest.raises(MissingExtraError) as error:
         torch_ops.demo.run(progress=Silent())

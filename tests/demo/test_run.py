@@ -20,8 +20,7 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def report() -> Report:
     """One run, measuring little: a busy machine measures nothing anyway."""
-    for package in ("transformers", "gguf", "accelerate"):
-        pytest.importorskip(package)
+    pytest.importorskip("transformers")
     torch._dynamo.reset()
     settings = Settings(measured=8, rounds=2)
     return torch_ops.demo.run(settings=settings, progress=Silent())
