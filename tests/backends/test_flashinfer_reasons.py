@@ -202,7 +202,7 @@ def test_layers_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
     module = examples.part("flashinfer", "attention")
     kinds = {"cuda:0": Platform.cuda((9, 0), 0), "cuda:1": Platform.cuda((8, 0), 1)}
     monkeypatch.setattr(Platform, "detect", lambda device=None: kinds[str(device)])
-    _prefill._no_fa3.cache_clear()
+    _prefill._judged.cache_clear()
     hopper, ampere = torch.device("cuda:0"), torch.device("cuda:1")
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     assert module.supports(spec(), hopper, HALF, FA3) is None
@@ -214,10 +214,10 @@ def test_layers_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "dtype torch.float32" in module.supports(spec(), hopper, FULL, FA3)
     assert "soft_cap 5" in module.supports(spec(cap=5.0), hopper, HALF, FA3)
     assert "scale -1.0" in module.supports(spec(scale=-1.0), hopper, HALF, FA3)
-    _prefill._no_fa3.cache_clear()
+    _prefill._judged.cache_clear()
     monkeypatch.setattr(torch.version, "cuda", "12.1")
     assert module.supports(spec(), hopper, HALF, FA3) == (
         "CUDA 12.1 (supported by FA3: 12.3 and newer)"
     )
     monkeypatch.undo()
-    _prefill._no_fa3.cache_clear()
+    _prefill._judged.cache_clear()
