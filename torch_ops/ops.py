@@ -1,6 +1,7 @@
 """The ops as Python callables: ``torch_ops.ops.rms_norm(x, weight, eps, backend="triton")``.
 
-Each carries ``declaration`` and ``backends()``. This module holds callables and nothing else.
+Each carries ``declaration`` and ``backends()``. This module holds callables and nothing else,
+also under pytest, which adds two names to a module that it rewrites: PYTEST_DONT_REWRITE.
 """
 
 
