@@ -7,6 +7,9 @@ Importing this package imports torch and nothing heavier.
 
 from __future__ import annotations
 
+import importlib
+from types import ModuleType
+
 from torch_ops import declarations as _declarations
 from torch_ops import errors, ops
 from torch_ops.backend import Backend
@@ -22,6 +25,14 @@ from torch_ops.spec import KernelSpec
 from torch_ops.tracing import Trace, trace
 
 _declarations.catalogue()
+
+
+def __getattr__(name: str) -> ModuleType:
+    """Import a subpackage when it is first named, so that importing this one stays cheap."""
+    if name in ("attention", "integrations", "testing"):
+        return importlib.import_module(f"torch_ops.{name}")
+    raise AttributeError(f"module 'torch_ops' has no attribute {name!r}")
+
 
 __all__ = [  # noqa: PLE0604  (the errors' names come from their module)
     "Backend",
