@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torch_ops import policy
 from torch_ops import schema as schemas
 from torch_ops.contracts import Contract
 from torch_ops.errors import DeclarationError
@@ -107,6 +108,7 @@ class Declaration:
     def fake(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Set the fake kernel: contiguous empties of the outputs' shapes and dtypes."""
         self.faker = self._same_parameters(function, "fake")
+        policy.invalidate()  # the fake is a part of the registry's fingerprint
         return function
 
     def _same_parameters(self, function: Callable[..., Any], role: str) -> Callable[..., Any]:
@@ -199,6 +201,7 @@ def op(
             return _same_or_refuse(first, declaration)
         runtime.register(declaration)
         declared[declaration.name] = declaration
+        policy.invalidate()
         discovery.serve(declaration.name)
         return declaration
 

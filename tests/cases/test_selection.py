@@ -218,6 +218,7 @@ class TestSelection:
                 assert all(bool(layer(x).eq(value).all()) for layer in layers)
         assert counter.frame_count <= 2 * len(layers)
 
+    @pytest.mark.slow
     def test_18_pytorch_187319_and_19_pytorch_160472_caches_know_the_schema_and_the_fake(
         self, python: Python, tmp_path: Path
     ) -> None:
@@ -374,6 +375,37 @@ class TestSelection:
                 kinds = [(t.dtype, tuple(t.shape), t.stride(), t.storage_offset()) for t in found]
                 seen.add((type(found), *kinds))
         assert seen == {(tuple, *[(torch.bfloat16, (3, 4, 8), (32, 8, 1), 0)] * 2)}
+
+    @pytest.mark.slow
+    @pytest.mark.filterwarnings("ignore")
+    def test_34_pytorch_134581_packages_of_compiled_programs(
+        self, python: Python, tmp_path: Path
+    ) -> None:
+        """``import torch_ops`` is what a process needs to load one; without it the op is named."""
+
+        class Norm(torch.nn.Module):
+            def forward(self, x: Tensor) -> Any:
+                return torch.ops.torch_ops.rms_norm(x)
+
+        x, path = torch.ones(2, 8), str(tmp_path / "norm.pt2")
+        exported = torch.export.export(Norm(), (x,))
+        torch._inductor.aoti_compile_and_package(exported, package_path=path)
+        out = python(
+            f"""
+            import torch
+            def load():
+                return torch._inductor.aoti_load_package({path!r})(torch.ones(2, 8))
+            try:
+                load()
+            except RuntimeError as error:
+                print(str(error).splitlines()[0])
+            import torch_ops
+            print(torch.equal(load(), torch_ops.ops.rms_norm(torch.ones(2, 8))))
+            """
+        )
+        first, second = out.splitlines()
+        assert "Could not find schema for torch_ops::rms_norm" in first
+        assert second == "True"
 
 
 CACHED = """

@@ -11,7 +11,8 @@ from torch import Tensor
 from torch._inductor.utils import run_and_get_code
 
 import torch_ops
-from torch_ops import ops
+from torch_ops import declare, ops
+from torch_ops.contracts import Contract
 
 WEIGHT = torch.linspace(0.5, 1.5, 8)
 CACHE, POSITIONS = torch.randn(8, 16), torch.arange(3)
@@ -182,6 +183,7 @@ def tag() -> Iterator[Any]:
     config.cache_key_tag = before
 
 
+@pytest.mark.usefixtures("declaring")
 def test_the_cache_key_has_the_fingerprint_after_the_tag_of_the_user(tag: Any) -> None:
     """Also where the user sets the tag later, at the next compile."""
 
@@ -194,5 +196,25 @@ def test_the_cache_key_has_the_fingerprint_after_the_tag_of_the_user(tag: Any) -
         tag.cache_key_tag = own
         mark = f"torch_ops:{torch_ops.registry.fingerprint()}"
         assert compiled().split("|") == [*filter(None, own.split("|")), mark]
+    seen = {mark}
+    for change in (_register, _declare, _change_the_fake):
+        change()
+        assert compiled() == f"torch_ops:{torch_ops.registry.fingerprint()}"
+        assert compiled() not in seen
+        seen.add(compiled())
+
+
+def _register() -> None:
     torch_ops.register_kernel(torch_ops.KernelSpec("loose", "torch", "math:sqrt"))
-    assert compiled() == f"torch_ops:{torch_ops.registry.fingerprint()}" != mark
+
+
+def _declare() -> None:
+    @declare.op(contract=Contract())
+    def test_inductor_tagged(x: Tensor) -> Tensor:
+        return x + 1
+
+
+def _change_the_fake() -> None:
+    @declare.declared["test_inductor_tagged"].fake
+    def _fake(x: Tensor) -> Tensor:
+        return x.new_empty(x.shape)

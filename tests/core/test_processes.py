@@ -276,3 +276,28 @@ def test_the_environment_of_a_new_process(python: Python) -> None:
         "TORCH_OPS_DISABLE. Did you mean 'TORCH_OPS_BACKEND'?"
     )
     assert ": acme (environment)" in third
+
+
+def test_distributed_tensors_are_refused_by_name(python: Python) -> None:
+    """Never is a kernel run on the local part of one."""
+    out = python(
+        """
+        import tempfile, torch, torch_ops
+        import torch.distributed as dist
+        from torch.distributed.tensor import DTensor, Replicate, init_device_mesh
+        store = dist.FileStore(tempfile.mkstemp()[1], 1)
+        dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+        mesh = init_device_mesh("cpu", (1,))
+        x = DTensor.from_local(torch.ones(2, 8), mesh, [Replicate()])
+        with torch_ops.trace() as seen:
+            try:
+                torch.ops.torch_ops.rms_norm(x)
+            except NotImplementedError as error:
+                print(error)
+        print(seen.records)
+        dist.destroy_process_group()
+        """
+    )
+    first, second = out.splitlines()
+    assert "Operator torch_ops.rms_norm.default does not have a sharding strategy" in first
+    assert second == "[]"
