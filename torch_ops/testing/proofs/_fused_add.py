@@ -80,7 +80,9 @@ LAWS = (
     Law("norm_of_stored", "f(x, r).out == f(RN(x + r), 0).out", _norm_of_stored),
     scale_with_eps(("x", "residual"), (0, 1)),
     negated("odd", ("x", "residual"), (-1, -1), "f(-x, -r) == -f(x, r)"),
-    permuted_rows(("x", "residual"), "rows don't know each other: f(P x, P r) == P f(x, r)"),
+    permuted_rows(
+        ("x", "residual"), "rows don't know each other: f(P x, P r) == P f(x, r)", oracle
+    ),
     zero_rows(("x", "residual")),
 )
 

@@ -208,7 +208,7 @@ def _open_gate(trial: Trial) -> Sequence[Pair]:
     """From 64 on every activation is the identity to the last bit."""
     g, v = split(trial.args["x"])
     open_gate = 64 + torch.arange(g.numel(), dtype=torch.float64).remainder(64).reshape(g.shape)
-    gate = open_gate.to(g.dtype)
+    gate = open_gate.to(g)
     (got,) = trial.run(x=_joined(gate, v))
     compute = compute_dtype(g.dtype)
     return [Pair("out of an open gate", got, (gate.to(compute) * v.to(compute)).to(g.dtype))]

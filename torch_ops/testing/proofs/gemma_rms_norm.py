@@ -45,7 +45,7 @@ def _no_gain(trial: Trial) -> Sequence[Pair]:
 LAWS = (
     scale_with_eps(("x",), (0,)),
     negated("odd", ("x",), (-1,), "f(-x) == -f(x)"),
-    permuted_rows(("x",), "rows don't know each other: f(P x) == P f(x)"),
+    permuted_rows(("x",), "rows don't know each other: f(P x) == P f(x)", oracle),
     zero_rows(("x",)),
     Law("powers_of_gain", "f(x, 2^k - 1) == 2^k f(x, 0)", _powers_of_gain),
     Law("no_gain", "f(x, -1) == 0", _no_gain),

@@ -29,7 +29,7 @@ def oracle(args: Arguments, contract: Any) -> tuple[Output, ...]:
 
 def _bias_or_zero(trial: Trial) -> Tensor:
     x, bias = trial.args["x"], trial.args["bias"]
-    row = torch.zeros(x.shape[-1:], dtype=x.dtype) if bias is None else bias.to(x.dtype)
+    row = torch.zeros_like(x[..., :1]) if bias is None else bias.to(x.dtype)
     return row.expand(x.shape)
 
 
@@ -37,7 +37,7 @@ def _zero_weight(trial: Trial) -> Sequence[Pair] | None:
     x = trial.args["x"]
     if x.double().abs().max() > 1e16:
         return None
-    (got,) = trial.run(weight=torch.zeros(x.shape[-1:], dtype=x.dtype))
+    (got,) = trial.run(weight=torch.zeros(x.shape[-1:], dtype=x.dtype, device=x.device))
     return [Pair("out with a weight of zeros, against the bias", got, _bias_or_zero(trial))]
 
 
@@ -61,7 +61,7 @@ def _no_bias(trial: Trial) -> bool:
 LAWS = (
     scale_with_eps(("x",), (0,)),
     negated("odd", ("x", "bias"), (-1,), "f(-x, w, -b) == -f(x, w, b)"),
-    permuted_rows(("x",), "rows don't know each other: f(P x) == P f(x)"),
+    permuted_rows(("x",), "rows don't know each other: f(P x) == P f(x)", oracle),
     homogeneous("weight_scale", {"weight": 3}, (3,), "f(x, 8 w) == 8 f(x, w) without a bias",
                 applies=_no_bias),
     Law("zero_weight", "f(x, 0, b) == b", _zero_weight),

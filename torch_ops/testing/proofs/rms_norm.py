@@ -37,7 +37,7 @@ def _absent_weight(trial: Trial) -> Sequence[Pair] | None:
 LAWS = (
     scale_with_eps(("x",), (0,)),
     negated("odd", ("x",), (-1,), "f(-x) == -f(x)"),
-    permuted_rows(("x",), "rows don't know each other: f(P x) == P f(x)"),
+    permuted_rows(("x",), "rows don't know each other: f(P x) == P f(x)", oracle),
     homogeneous("weight_scale", {"weight": 3}, (3,), "f(x, 8 w) == 8 f(x, w)"),
     zero_rows(("x",)),
     Law("absent_weight", "f(x, None) == f(x, 1)", _absent_weight),
