@@ -186,34 +186,25 @@ def _norm_candidates(case: Case) -> Iterator[tuple[str, Patch]]:
 
 
 def _norm_label(config: Any) -> str:
-    walk = f" resident {config.resident} stages {config.stages}" if config.resident else ""
-    late = " late" if config.late else ""
-    return f"rows {config.rows} threads {config.threads}{walk}{late} {config.keep or '-'}"
+    return f"rows {config.rows} threads {config.threads}{' late' if config.late else ''}"
 
 
 def _few_configs(size: int, make: Any) -> Iterator[Any]:
-    for each in (16, 32, 64):
+    for each in (8, 16, 32, 64):
         if 32 <= size // each <= 1024:
             for late in (False, True):
-                yield make(1, size // each, late=late)
-    yield make(1, max(64, min(1024, size // 32)), keep="evict_last")
+                yield make(1, size // each, late)
 
 
 def _crowd_configs(size: int, make: Any) -> Iterator[Any]:
-    """Rows of a tile and bytes of it a thread; vectors late; programs that walk."""
+    """Rows of a program, and bytes of them a thread."""
     for rows in (1, 2, 4, 8, 16, 32):
         for each in (16, 32, 64, 128):
             threads = rows * size // each
             if 1024 <= rows * size <= max(size, 8192) and 32 <= threads <= 1024:
-                yield make(rows, threads, late=True)
-    rows = max(1, 2048 // size)
-    threads = min(1024, max(64, rows * size // 64))
-    yield make(rows, threads)
-    yield make(rows, threads, late=True, keep="evict_last")
-    for each in (32, 64):
-        threads = min(1024, max(64, rows * size // each))
-        for stages in (1, 3):
-            yield make(rows, threads, 2048 // threads, stages, late=True)
+                yield make(rows, threads, True)
+                if each in (32, 64) and rows * size <= 16384:
+                    yield make(rows, threads, False)
 
 
 def _loop_candidates(case: Case) -> Iterator[tuple[str, Patch]]:
@@ -223,10 +214,9 @@ def _loop_candidates(case: Case) -> Iterator[tuple[str, Patch]]:
         for each in (16, 32):
             threads = block * item // each
             if block <= case.columns <= 32 * block and 64 <= threads <= 1024:
-                for keep, drop in (("", ""), ("evict_last", "evict_first")):
-                    walk = make(block, threads, keep, drop)
-                    label = f"loop {block} threads {threads} {keep or '-'}/{drop or '-'}"
-                    yield label, {"_LONGEST": 0, "_FEW": 0, "loop": _always(walk)}
+                walk = make(block, threads)
+                patch = {"_LONGEST": 0, "_FEW": 0, "loop": _always(walk)}
+                yield f"loop {block} threads {threads}", patch
 
 
 def _split_candidates(case: Case) -> Iterator[tuple[str, Patch]]:

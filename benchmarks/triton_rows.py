@@ -6,12 +6,14 @@ in the memory that outputs come from; a wrong one gets no time. Worker processes
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
+import queue
+import signal
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -67,7 +69,7 @@ def table(report: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-@contextmanager
+@contextlib.contextmanager
 def _patched(op: str, patch: cases.Patch) -> Iterator[None]:
     """Let the backend choose by a candidate, with nothing kept from before or after."""
     module = cases.module_of(op)
@@ -99,26 +101,52 @@ def _prepare() -> list[str]:
                 seen.add(key)
                 tasks.append(("candidate", index, label))
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+    context = multiprocessing.get_context("spawn")
+    problems: Any = context.Queue()
+    workers = [
+        context.Process(target=_work, args=(tasks[i::WORKERS], problems)) for i in range(WORKERS)
+    ]
+    for worker in workers:
+        worker.start()
     deadline = time.monotonic() + COMPILE_SECONDS
-    problems = []
-    # A pool, since it can be ended: nothing else may run while calls are timed.
-    with multiprocessing.get_context("spawn").Pool(WORKERS) as pool:
-        running = [(task, pool.apply_async(_compile, task)) for task in tasks]
-        for task, result in running:
-            try:
-                result.get(max(0.0, deadline - time.monotonic()))
-            except multiprocessing.TimeoutError:
-                problems.append(f"{task}: not compiled in {COMPILE_SECONDS} s")
-            except Exception as error:  # the kernel is timed or fails again below
-                problems.append(f"{task}: {type(error).__name__}: {str(error)[:200]}")
-    return problems
+    found = []
+    while any(worker.is_alive() for worker in workers) and time.monotonic() < deadline:
+        with contextlib.suppress(queue.Empty):
+            found.append(problems.get(timeout=0.2))
+    for worker in workers:
+        if worker.is_alive():
+            found.append(f"worker {worker.pid}: not done in {COMPILE_SECONDS} s")
+        with contextlib.suppress(ProcessLookupError):  # its compilers, too: nothing else may run
+            os.killpg(_group(worker), signal.SIGKILL)
+        worker.kill()
+        worker.join()
+    with contextlib.suppress(queue.Empty):
+        while True:
+            found.append(problems.get(timeout=0.5))
+    return found
+
+
+def _group(worker: Any) -> int:
+    """Give the process group that a worker has made itself."""
+    pid: int = worker.pid
+    return pid
+
+
+def _work(tasks: list[tuple[str, int, str]], problems: Any) -> None:
+    """Run a worker's share, in a process group of its own."""
+    os.setpgrp()
+    for kind, index, name in tasks:
+        try:
+            _compile(kind, index, name)
+        except Exception as error:  # the kernel is timed or fails again in the main process
+            text = f"{type(error).__name__}: {str(error)[:200]}"
+            problems.put(f"{kind} {cases.CASES[index]} {name}: {text}")
 
 
 def _compile(kind: str, index: int, name: str) -> None:
-    """Run one call once, in a worker, for the compilers' caches on disk."""
+    """Run one call once, for the compilers' caches on disk."""
     case = cases.CASES[index]
-    device = torch.device("cuda")
-    args = cases.arguments(case, device)
+    args = cases.arguments(case, torch.device("cuda"))
     if kind == "peer":
         cases.peers(case, args)[name]()
     else:
@@ -239,12 +267,11 @@ def _host_cost() -> dict[str, float]:
         "through the op": lambda: op(*values, backend="triton"),
         **{n: c for n, c in cases.peers(case, args).items() if n != "inductor"},
     }
-    found = {}
-    for name, call in calls.items():
-        try:
-            found[name] = min(_loop(call) for _ in range(5))
-        except ImportError:
-            continue
+    found: dict[str, float] = {}
+    for _ in range(5):
+        for name, call in calls.items():
+            with contextlib.suppress(ImportError):
+                found[name] = min(found.get(name, float("inf")), _loop(call))
     return found
 
 

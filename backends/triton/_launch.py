@@ -8,7 +8,6 @@ the caller's key names, so that a known variant is handed to Triton's launcher a
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -28,7 +27,6 @@ __all__ = [
     "Variant",
     "device_function",
     "kernel",
-    "multiprocessors",
     "refuses_bfloat16",
     "remember",
 ]
@@ -183,15 +181,6 @@ class Launch(NamedTuple):
     programs: int
     numbers: tuple[int, ...]
     lane: int
-
-
-@functools.cache
-def multiprocessors(device: int) -> int:
-    """Give how many multiprocessors a GPU has; 1 for the interpreter."""
-    if device < 0:
-        return 1
-    count: int = torch.cuda.get_device_properties(device).multi_processor_count
-    return count
 
 
 def remember(table: dict[Any, Any], key: Any, value: Any) -> None:

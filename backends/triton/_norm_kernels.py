@@ -27,8 +27,8 @@ def _inverse_root(x: tl.tensor) -> tl.tensor:
 
 
 @device_function
-def _vector(w: tl.tensor, cols: tl.tensor, mask: tl.tensor, KEEP: tl.constexpr) -> tl.tensor:
-    return tl.load(w + cols, mask, other=0.0, eviction_policy=KEEP)
+def _vector(w: tl.tensor, cols: tl.tensor, mask: tl.tensor) -> tl.tensor:
+    return tl.load(w + cols, mask, other=0.0)
 
 
 @device_function
@@ -50,47 +50,40 @@ def whole(
     rows: tl.int64, lanes: tl.int32, x_step: tl.int64, x_outer: tl.int64,
     r_step: tl.int64, r_outer: tl.int64, inner: tl.int64, eps: tl.float64,
     CENTER: tl.constexpr, ONE_PLUS: tl.constexpr, IN_PLACE: tl.constexpr, NESTED: tl.constexpr,
-    LANE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr,
-    LATE: tl.constexpr, KEEP: tl.constexpr,
+    LANE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, LATE: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Normalize ROWS rows at a time, each read once.
+    """Normalize ROWS rows, each read once.
 
     Weight and bias are loaded with the rows, or LATE, so that fewer registers hold more rows.
     """
     wide: tl.constexpr = tl.float64 if x.dtype.element_ty == tl.float64 else tl.float32
     columns = lanes * LANE
+    count = columns.to(wide)
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     cols = tl.arange(0, BLOCK)[None, :]
     inside = cols < columns
-    gain, shift = None, None
+    mask = inside
+    if ROWS > 1:
+        mask = inside & (row < rows)
+    x_at = offset(row, x_step, x_outer, inner, LANE, NESTED) + cols
+    target = row * lanes * LANE + cols
+    v = tl.load(x + x_at, mask, other=0.0).to(wide)
     if not LATE:
-        gain = None if w is None else _vector(w, cols, inside, KEEP)
-        shift = None if b is None else _vector(b, cols, inside, KEEP)
-    count = columns.to(wide)
-    added = tl.full([1, 1], eps, wide)
-    tiles = tl.cdiv(rows, ROWS)
-    first = tl.program_id(0).to(tl.int64)
-    for tile in tl.range(first, tiles, tl.num_programs(0), num_stages=STAGES):
-        row = tile * ROWS + tl.arange(0, ROWS)[:, None]
-        mask = inside
-        if ROWS > 1:
-            mask = inside & (row < rows)
-        x_at = offset(row, x_step, x_outer, inner, LANE, NESTED) + cols
-        target = row * lanes * LANE + cols
-        v = tl.load(x + x_at, mask, other=0.0).to(wide)
-        if r is not None:
-            r_at = offset(row, r_step, r_outer, inner, LANE, NESTED) + cols
-            v = _add(v, r, r_at, mask)
-            tl.store(s + (r_at if IN_PLACE else target), v.to(s.dtype.element_ty), mask)
-        if CENTER:
-            v = tl.where(mask, v - tl.sum(v, 1, keep_dims=True) / count, 0.0)
-        v *= _inverse_root(tl.sum(v * v, 1, keep_dims=True) / count + added)
-        if LATE:
-            late_gain = None if w is None else _vector(w, cols, inside, KEEP)
-            late_shift = None if b is None else _vector(b, cols, inside, KEEP)
-            v = _scaled(v, late_gain, late_shift, ONE_PLUS)
-        else:
-            v = _scaled(v, gain, shift, ONE_PLUS)
-        tl.store(y + (x_at if IN_PLACE else target), v.to(y.dtype.element_ty), mask)
+        gain = None if w is None else _vector(w, cols, inside)
+        shift = None if b is None else _vector(b, cols, inside)
+    if r is not None:
+        r_at = offset(row, r_step, r_outer, inner, LANE, NESTED) + cols
+        v = _add(v, r, r_at, mask)
+        tl.store(s + (r_at if IN_PLACE else target), v.to(s.dtype.element_ty), mask)
+    if CENTER:
+        v = tl.where(mask, v - tl.sum(v, 1, keep_dims=True) / count, 0.0)
+    mean_square = tl.sum(v * v, 1, keep_dims=True) / count
+    v *= _inverse_root(mean_square + tl.full([1, 1], eps, wide))
+    if LATE:
+        gain = None if w is None else _vector(w, cols, inside)
+        shift = None if b is None else _vector(b, cols, inside)
+    v = _scaled(v, gain, shift, ONE_PLUS)
+    tl.store(y + (x_at if IN_PLACE else target), v.to(y.dtype.element_ty), mask)
 
 
 @kernel()
@@ -99,7 +92,7 @@ def looped(
     rows: tl.int64, lanes: tl.int32, x_step: tl.int64, x_outer: tl.int64,
     r_step: tl.int64, r_outer: tl.int64, inner: tl.int64, eps: tl.float64,
     CENTER: tl.constexpr, ONE_PLUS: tl.constexpr, IN_PLACE: tl.constexpr, NESTED: tl.constexpr,
-    LANE: tl.constexpr, BLOCK: tl.constexpr, KEEP: tl.constexpr, DROP: tl.constexpr,
+    LANE: tl.constexpr, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
     """Normalize one row in pieces; the second time it is read from a cache."""
     wide: tl.constexpr = tl.float64 if x.dtype.element_ty == tl.float64 else tl.float32
@@ -118,7 +111,7 @@ def looped(
     means = tl.zeros([BLOCK], wide)
     for begin in range(0, columns, BLOCK):
         mask = begin + place < columns
-        v = tl.load(x_row + begin + place, mask, other=0.0, eviction_policy=KEEP).to(wide)
+        v = tl.load(x_row + begin + place, mask, other=0.0).to(wide)
         if r is not None:
             v = _add(v, r, r_at + begin + place, mask)
             tl.store(s + s_at + begin + place, v.to(s.dtype.element_ty), mask)
@@ -137,11 +130,11 @@ def looped(
     v_row = x_row if r is None else s + s_at
     for begin in range(0, columns, BLOCK):
         mask = begin + place < columns
-        v = tl.load(v_row + begin + place, mask, other=0.0, eviction_policy=DROP).to(wide)
+        v = tl.load(v_row + begin + place, mask, other=0.0).to(wide)
         if CENTER:
             v -= mean
-        gain = None if w is None else _vector(w, begin + place, mask, "")
-        shift = None if b is None else _vector(b, begin + place, mask, "")
+        gain = None if w is None else _vector(w, begin + place, mask)
+        shift = None if b is None else _vector(b, begin + place, mask)
         v = _scaled(v * inverse, gain, shift, ONE_PLUS)
         tl.store(y_row + begin + place, v.to(y.dtype.element_ty), mask)
 
@@ -206,8 +199,8 @@ def apply(
         squares += tl.where(piece < pieces, size * (means - mean) * (means - mean), 0.0)
         x -= mean
     x *= _inverse_root(tl.sum(squares) / count + added)
-    gain = None if w is None else _vector(w, cols, mask, "")
-    shift = None if b is None else _vector(b, cols, mask, "")
+    gain = None if w is None else _vector(w, cols, mask)
+    shift = None if b is None else _vector(b, cols, mask)
     x = _scaled(x, gain, shift, ONE_PLUS)
     y_at = offset(row, y_step, y_outer, inner, LANE, NESTED)
     tl.store(y + y_at + cols, x.to(y.dtype.element_ty), mask)

@@ -27,6 +27,10 @@ TARGETS = {
     "gfx942": ("hip", "gfx942", 64),
     "gfx950": ("hip", "gfx950", 64),
 }
+# Bytes of shared memory of one program: of sm_86 and sm_89, too, which run what is made for sm_80.
+SHARED = {
+    "sm_80": 101376, "sm_90": 232448, "sm_100": 232448, "gfx942": 65536, "gfx950": 163840,
+}  # fmt: skip
 KERNELS = frozenset({"whole", "looped", "stats", "apply", "_gate", "_rotate", "_merge"})
 _TYPES = {
     torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.float32: "*fp32",
@@ -156,8 +160,12 @@ def run(check: str) -> None:
     if missing:
         raise AssertionError(f"never launched in {dtype}: {sorted(missing)}")
     for launch in found:
-        if compiled(launch, target).asm[binary][:4] != b"\x7fELF":
-            raise AssertionError(f"{launch.name} for {target} in {dtype}: no machine code")
+        made = compiled(launch, target)
+        if made.asm[binary][:4] != b"\x7fELF" or made.metadata.shared > SHARED[target]:
+            text = (
+                f"shared memory {made.metadata.shared} (at most {SHARED[target]}), or no ELF file"
+            )
+            raise AssertionError(f"{launch.name} for {target} in {dtype}: {text}")
 
 
 def main() -> None:
