@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import json
@@ -16,7 +17,8 @@ import torch_ops
 from torch_ops.declarations import catalogue
 from torch_ops.testing import proof_of, replay
 from torch_ops.testing.classes import class_of
-from torch_ops.testing.compare import ViolationError
+from torch_ops.testing.compare import DeviceLostError, ViolationError
+from torch_ops.testing.proof import Law
 from torch_ops.testing.result import Cell, Result
 from torch_ops.testing.verify import Progress, verify
 
@@ -126,7 +128,7 @@ def test_a_cell_that_is_refused_whole_is_unsupported_and_proves_nothing() -> Non
 
 def test_too_few_examples_are_red() -> None:
     def supports(x: Tensor) -> str | None:
-        return None if x.numel() == 2 else "only two elements"
+        return None if x.shape == (500,) else "only one row of 500"
 
     result = _verify(_supporting(_copy(), supports))
     assert not result.ok
@@ -134,13 +136,59 @@ def test_too_few_examples_are_red() -> None:
     assert "examples ran, at least 25 are needed" in result.cells[0].reason
 
 
-def test_a_law_that_never_applied_is_red() -> None:
+def test_a_law_about_calls_that_are_refused_is_named_with_the_reason() -> None:
     def supports(x: Tensor) -> str | None:
-        return "more than one row" if x.dim() > 1 and x.shape[0] > 1 else None
+        return "several rows" if x.dim() > 1 and x.shape[0] > 1 else None
 
     result = _verify(_supporting(_copy(), supports))
+    assert result.ok
+    (cell,) = result.cells
+    assert cell.laws["row_permutation"] == 0
+    assert cell.laws_refused == {"row_permutation": "several rows"}
+    assert ", 1 refused" in str(result)
+
+
+def test_a_call_that_a_law_makes_may_be_refused() -> None:
+    def supports(x: Tensor) -> str | None:
+        return "zeros" if x.numel() and not bool(x.any()) else None
+
+    def refusing(x: Tensor) -> str | None:
+        return "no values" if not bool(x[..., x.shape[-1] // 2 :].any()) else supports(x)
+
+    (cell,) = _verify(_supporting(_copy(), refusing)).cells
+    assert cell.verdict == "passed"
+    assert cell.laws["zero_value"] == 0
+    assert cell.laws_refused["zero_value"] == "no values"
+
+
+def test_a_law_that_never_applied_is_red(monkeypatch: pytest.MonkeyPatch) -> None:
+    never = Law("never", "says nothing", lambda trial: None)
+    proof = proof_of(OP)
+    monkeypatch.setattr(
+        "torch_ops.testing.verify.proof_of",
+        lambda op: dataclasses.replace(proof, laws=(*proof.laws, never)),
+    )
+    (cell,) = _verify(_copy()).cells
+    assert cell.verdict == "too few"
+    assert cell.reason == "never checked: never"
+
+
+def test_a_lost_gpu_ends_the_proof_with_the_example_that_lost_it() -> None:
+    def lost(x: Tensor) -> Tensor:
+        if x.dtype == torch.float16 and x.shape[-1] > 64:
+            raise torch.AcceleratorError("CUDA error: an illegal memory access\nmore text")
+        return reference(x)
+
+    result = _verify(lost, "float32", "float16", "bfloat16")
     assert not result.ok
-    assert result.cells[0].reason == "never checked: row_permutation"
+    verdicts = {cell.dtype: cell.verdict for cell in result.cells}
+    assert verdicts == {"float32": "passed", "float16": "failed", "bfloat16": "failed"}
+    (failure,) = result.failures
+    assert failure.phase == "lost"
+    assert failure.detail.endswith("AcceleratorError: CUDA error: an illegal memory access")
+    with pytest.raises(DeviceLostError, match="illegal memory access"):
+        replay(failure.spec, lost)
+    assert result.cells[2].reason.startswith("not run: the GPU's context was lost")
 
 
 def test_supports_answers_none_or_a_reason() -> None:
@@ -181,7 +229,9 @@ def test_progress_is_told_after_every_example() -> None:
     seen: list[Progress] = []
     result = _verify(_copy(), progress=seen.append)
     phases = [p.phase for p in seen]
-    assert list(dict.fromkeys(phases)) == ["covering", "zero", "classes", "generated"]
+    assert list(dict.fromkeys(phases)) == [
+        "covering", "named", "zero", "classes", "generated",
+    ]  # fmt: skip
     assert all(1 <= p.done <= p.total for p in seen)
     assert {(p.op, p.dtype) for p in seen} == {(OP, "float16")}
     assert len(seen) >= result.cells[0].executed

@@ -1,8 +1,8 @@
 """The one import of hypothesis, with a message that says how to get it."""
 
 try:
-    from hypothesis import HealthCheck, Phase, given, settings, strategies, target
-    from hypothesis.errors import FlakyFailure
+    from hypothesis import HealthCheck, Phase, given, reject, settings, strategies, target
+    from hypothesis.errors import FlakyFailure, Unsatisfiable
     from hypothesis.strategies import DrawFn, SearchStrategy
 except ModuleNotFoundError as error:
     if error.name != "hypothesis":
@@ -16,7 +16,9 @@ __all__ = [
     "HealthCheck",
     "Phase",
     "SearchStrategy",
+    "Unsatisfiable",
     "given",
+    "reject",
     "settings",
     "strategies",
     "target",

@@ -29,6 +29,22 @@ class ViolationError(AssertionError):
         self.spec = spec
 
 
+class DeviceLostError(BaseException):
+    """The GPU's context is gone, as after an illegal access; nothing can run in this process.
+
+    No `Exception`, so that nothing takes it for a failing example that could be shrunk.
+
+    Attributes:
+        detail: What was seen.
+        spec: The Spec as JSON, once it is known.
+    """
+
+    def __init__(self, detail: str, spec: str = "") -> None:
+        super().__init__(f"{detail}\n  spec: {spec}")
+        self.detail = detail
+        self.spec = spec
+
+
 def check_output(actual: Tensor, expected: Output) -> float:
     """Compares one output with what it has to be.
 

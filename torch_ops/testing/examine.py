@@ -12,7 +12,7 @@ from torch import Tensor
 
 from torch_ops.testing.arguments import build, contiguous
 from torch_ops.testing.classes import ClassLimit
-from torch_ops.testing.compare import ViolationError, check_output, check_pairs
+from torch_ops.testing.compare import DeviceLostError, ViolationError, check_output, check_pairs
 from torch_ops.testing.contract import Snapshot, check_fresh, check_metadata
 from torch_ops.testing.laws import GENERIC
 from torch_ops.testing.proof import Arguments, Law, Output, Proof, Trial
@@ -20,6 +20,7 @@ from torch_ops.testing.spec import Spec
 from torch_ops.testing.subject import Subject, call
 
 CPU = torch.device("cpu")
+REMEMBERED = 100
 
 
 @dataclass
@@ -32,6 +33,8 @@ class Tally:
         left_out: Examples of classes of calls past the limit.
         ratio: Largest error seen, as a part of its bound.
         laws: How often each law had something to say, and held.
+        laws_refused: Laws about calls that the kernel refuses, with the first reason.
+        refused_specs: Some of the refused examples, with the reasons.
     """
 
     executed: int = 0
@@ -39,10 +42,16 @@ class Tally:
     left_out: int = 0
     ratio: float = 0.0
     laws: collections.Counter[str] = field(default_factory=collections.Counter)
+    laws_refused: dict[str, str] = field(default_factory=dict)
+    refused_specs: dict[Spec, str] = field(default_factory=dict)
 
 
 class _RefusedError(Exception):
-    """The kernel can't serve a call that a law makes, or the limit leaves it out."""
+    """The kernel can't serve a call that a law makes, or the limit leaves it out (no reason)."""
+
+    def __init__(self, reason: str | None) -> None:
+        super().__init__(reason)
+        self.reason = reason
 
 
 @dataclass(frozen=True)
@@ -86,6 +95,8 @@ class Examiner:
             return self._run(spec, tally, with_laws)
         except ViolationError as broken:
             raise ViolationError(broken.layer, broken.detail, spec.to_json()) from broken.__cause__
+        except DeviceLostError as lost:
+            raise DeviceLostError(lost.detail, spec.to_json()) from lost.__cause__
 
     def _run(self, spec: Spec, tally: Tally, with_laws: bool) -> float | None:
         args = build(spec, self.device)
@@ -95,6 +106,8 @@ class Examiner:
         reason = self.subject.refuses(tuple(args.values()))
         if reason is not None:
             tally.refused[reason] += 1
+            if len(tally.refused_specs) < REMEMBERED:
+                tally.refused_specs[spec] = reason
             return None
         pristine = contiguous(args)
         expected = self.proof.oracle(contiguous(build(spec)), self.contract)
@@ -131,10 +144,32 @@ class Examiner:
             raise _RefusedError(reason)
         return call(self.subject, self.proof, args)
 
+    def why_silent(self, law: Law, tally: Tally) -> str | None:
+        """Why the kernel refused the first example about which a law has something to say."""
+        for spec, reason in tally.refused_specs.items():
+            args = contiguous(build(spec))
+            outputs = tuple(o.value.to(o.dtype) for o in self.proof.oracle(args, self.contract))
+
+            def refused(_: Arguments, reason: str = reason) -> tuple[Tensor, ...]:
+                raise _RefusedError(reason)
+
+            try:
+                spoke = law.pairs(Trial(spec, args, outputs, self.contract, refused)) is not None
+            except _RefusedError:
+                spoke = True
+            if spoke:
+                return reason
+        return None
+
     def _check_laws(self, trial: Trial, tally: Tally) -> None:
         for law in self.laws():
-            if self._wants(law.name) and self._holds(law, trial):
-                tally.laws[law.name] += 1
+            if not self._wants(law.name):
+                continue
+            try:
+                tally.laws[law.name] += self._holds(law, trial)
+            except _RefusedError as refused:
+                if refused.reason is not None:
+                    tally.laws_refused.setdefault(law.name, refused.reason)
 
     def laws(self) -> list[Law]:
         """The laws that bind kernels under the contract."""
@@ -142,10 +177,7 @@ class Examiner:
 
     @staticmethod
     def _holds(law: Law, trial: Trial) -> bool:
-        try:
-            pairs = law.pairs(trial)
-        except _RefusedError:
-            return False
+        pairs = law.pairs(trial)
         if pairs is None:
             return False
         check_pairs(law.name, pairs)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import math
 import pkgutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 Arguments = dict[str, Any]
 Shapes = dict[str, tuple[int, ...]]
 _PROOFS = "torch_ops.testing.proofs"
+NAMED_LIMIT = 2**17
 
 
 @dataclass(frozen=True)
@@ -116,6 +118,8 @@ class Proof:
         row: Spec of one row of the covering array.
         zero: Specs with zero sizes, for one dtype.
         classes: Specs with infinities and NaN, for one dtype.
+        named: Specs of sizes that models run, by name, for one dtype. Those up to `NAMED_LIMIT`
+            elements a tensor are proven; benchmarks time them all.
         oracle: Exact outputs and bounds, from contiguous arguments and the contract.
         laws: The op's laws.
         mutants: Planted faults; every law kills at least three.
@@ -131,11 +135,20 @@ class Proof:
     row: Callable[[str, Mapping[str, Any]], Spec]
     zero: Callable[[str], list[Spec]]
     classes: Callable[[str], list[Spec]]
+    named: Callable[[str], dict[str, Spec]]
     oracle: Callable[[Arguments, Any], tuple[Output, ...]]
     laws: tuple[Law, ...]
     mutants: tuple[Mutant, ...]
     mutates: tuple[str, ...] = ()
     cost: int = 1
+
+    def small_named(self, dtype: str) -> list[Spec]:
+        """Give the named Specs that are small enough to be proven everywhere."""
+        return [
+            spec
+            for spec in self.named(dtype).values()
+            if max(math.prod(shape) for shape in self.shapes(spec).values()) <= NAMED_LIMIT
+        ]
 
 
 def proof_names() -> list[str]:

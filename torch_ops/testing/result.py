@@ -16,7 +16,8 @@ class Failure:
     """A broken promise.
 
     Attributes:
-        phase: ``covering``, ``zero``, ``classes``, ``generated`` or ``opcheck``.
+        phase: ``covering``, ``named``, ``zero``, ``classes``, ``generated``, ``opcheck``, or
+            ``lost`` where the GPU's context was lost, which ends the proof.
         layer: ``contract``, ``bound``, ``opcheck`` or the name of a law.
         detail: What was seen.
         spec: The example as JSON; hypothesis has shrunk it in the phase ``generated``.
@@ -49,6 +50,7 @@ class Cell:
         left_out: Examples left out by a limit on classes of calls.
         ratio: Largest error, as a part of its bound.
         laws: How often each law was checked.
+        laws_refused: Laws about calls that the kernel refuses, with the first reason.
         opchecks: How many examples went through `torch.library.opcheck`.
         failures: Broken promises, the first of each phase.
     """
@@ -61,6 +63,7 @@ class Cell:
     left_out: int = 0
     ratio: float = 0.0
     laws: dict[str, int] = field(default_factory=dict)
+    laws_refused: dict[str, str] = field(default_factory=dict)
     opchecks: int = 0
     failures: tuple[Failure, ...] = ()
 
@@ -122,6 +125,8 @@ class Result:
 
 def _row(cell: Cell) -> tuple[str, ...]:
     held = sum(1 for count in cell.laws.values() if count)
+    unheard = sum(1 for name, count in cell.laws.items() if not count)
+    refused = f", {unheard} refused" if unheard and cell.verdict == PASSED else ""
     return (
         cell.dtype,
         cell.verdict,
@@ -129,7 +134,7 @@ def _row(cell: Cell) -> tuple[str, ...]:
         str(sum(cell.refused.values())),
         str(cell.left_out),
         f"{cell.ratio:.3f}" if cell.executed else "-",
-        f"{held} ({sum(cell.laws.values())} checks)" if cell.laws else "-",
+        f"{held} ({sum(cell.laws.values())} checks){refused}" if cell.laws else "-",
         str(cell.opchecks),
     )
 

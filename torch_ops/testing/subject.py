@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_ops.testing.compare import ViolationError
+from torch_ops.testing.compare import DeviceLostError, ViolationError
 from torch_ops.testing.proof import Arguments, Proof
 
 
@@ -59,16 +59,26 @@ def poison(device: torch.device, sizes: Sequence[int]) -> None:
     del blocks
 
 
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+
+
 def call(subject: Subject, proof: Proof, args: Arguments) -> tuple[Tensor, ...]:
     """Runs the kernel and returns its outputs; for a mutating op, the arguments that it writes.
 
     Raises:
         ViolationError: The kernel raised, or returned something that is no output.
+        DeviceLostError: The kernel left the GPU's context unusable.
     """
     tensors = [value for value in args.values() if isinstance(value, Tensor)]
-    poison(tensors[0].device, [t.numel() * t.element_size() for t in tensors])
+    device = tensors[0].device
+    poison(device, [t.numel() * t.element_size() for t in tensors])
     try:
         result = subject.call(*args.values())
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)  # what broke is this call's, and not a later one's
+    except torch.AcceleratorError as error:
+        raise DeviceLostError(f"supports() accepted the call: {_first_line(error)}") from error
     except Exception as error:
         detail = f"supports() accepted the call, which raised {type(error).__name__}: {error}"
         raise ViolationError("contract", detail) from error

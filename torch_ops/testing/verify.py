@@ -16,14 +16,14 @@ import torch
 import torch_ops
 from torch_ops.backend import Backend
 from torch_ops.declarations import catalogue
-from torch_ops.testing._hypothesis import FlakyFailure, Phase, target
+from torch_ops.testing._hypothesis import FlakyFailure, Phase, Unsatisfiable, reject, target
 from torch_ops.testing.arguments import build
 from torch_ops.testing.classes import ClassLimit
-from torch_ops.testing.compare import ViolationError
+from torch_ops.testing.compare import DeviceLostError, ViolationError
 from torch_ops.testing.draw import FLOATS
 from torch_ops.testing.examine import Examiner, Tally
 from torch_ops.testing.profiles import Profile, profile_of
-from torch_ops.testing.proof import Proof, proof_of
+from torch_ops.testing.proof import Law, Proof, proof_of
 from torch_ops.testing.registered import opcheck, registered
 from torch_ops.testing.result import (
     FAILED,
@@ -95,9 +95,15 @@ def verify(
         _Run(subject, proof, dtype, torch.device(device), chosen, progress, max_classes)
         for dtype in _dtypes(op, dtypes)
     ]
-    cells = tuple(run.cell() for run in runs)
+    cells: list[Cell] = []
+    for run in runs:
+        cells.append(run.cell())
+        if run.lost:
+            why = f"not run: the GPU's context was lost while {run.dtype} was being proven"
+            cells += [Cell(rest.dtype, FAILED, why) for rest in runs[len(cells) :]]
+            break
     seconds = time.monotonic() - started
-    return Result(op, subject.name, str(device), profile, seconds, _versions(), cells)
+    return Result(op, subject.name, str(device), profile, seconds, _versions(), tuple(cells))
 
 
 def replay(spec: str, backend: str | Backend | Callable[..., Any], device: str = "cpu") -> float:
@@ -164,6 +170,7 @@ class _Run:
         self.tally = Tally()
         self.examples = profile.examples(proof.cost)
         self.opchecks = 0
+        self.lost = False
         self.failures: list[Failure] = []
 
     def cell(self) -> Cell:
@@ -171,20 +178,29 @@ class _Run:
         untestable = self.subject.untestable(getattr(torch, self.dtype))
         if untestable is not None:
             return Cell(self.dtype, UNTESTABLE, untestable)
+        try:
+            return self._judge(self._phases())
+        except DeviceLostError as lost:
+            self.lost = True
+            self._failed("lost", ViolationError("contract", lost.detail, lost.spec))
+            return self._cell(FAILED, lost.detail, {})
+
+    def _phases(self) -> int:
+        """Runs every phase and returns how many examples count."""
         rows = [s for s in covering_rows(self.proof.op, FLOATS) if _dtype(s) == self.dtype]
         zero, classes = self.proof.zero(self.dtype), self.proof.classes(self.dtype)
         self._fixed("covering", rows, with_laws=True)
+        self._fixed("named", self.proof.small_named(self.dtype), with_laws=True)
         counted = self.tally.executed
         self._fixed("zero", zero, with_laws=False)
         self._fixed("classes", classes, with_laws=False)
         self._opcheck([*rows[::OPCHECK_EVERY], *zero])
-        counted += self._generated()
-        return self._judge(counted)
+        return counted + self._generated()
 
     def _judge(self, counted: int) -> Cell:
         least = max(self.examples // MINIMUM_SHARE, 1)
         laws = {law.name: self.tally.laws[law.name] for law in self.examine.laws()}
-        silent = [name for name, count in laws.items() if not count]
+        silent = [law for law in self.examine.laws() if not self._heard(law)]
         refused = _grouped(self.tally.refused)
         verdict, reason = PASSED, ""
         if self.failures:
@@ -195,10 +211,23 @@ class _Run:
             verdict, reason = TOO_FEW, f"{counted} examples ran, at least {least} are needed"
             reason += f"; refused: {refused}" if refused else ""
         elif silent:
-            verdict, reason = TOO_FEW, f"never checked: {', '.join(silent)}"
+            verdict, reason = TOO_FEW, f"never checked: {', '.join(law.name for law in silent)}"
+        return self._cell(verdict, reason, laws)
+
+    def _heard(self, law: Law) -> bool:
+        """Whether a law was checked, or needs calls that the kernel refuses."""
+        if self.tally.laws[law.name] or law.name in self.tally.laws_refused:
+            return True
+        reason = self.examine.why_silent(law, self.tally)
+        if reason is not None:
+            self.tally.laws_refused[law.name] = reason
+        return reason is not None
+
+    def _cell(self, verdict: str, reason: str, laws: dict[str, int]) -> Cell:
+        tally = self.tally
         return Cell(
-            self.dtype, verdict, reason, self.tally.executed, refused, self.tally.left_out,
-            self.tally.ratio, laws, self.opchecks, tuple(self.failures),
+            self.dtype, verdict, reason, tally.executed, _grouped(tally.refused), tally.left_out,
+            tally.ratio, laws, tally.laws_refused, self.opchecks, tuple(self.failures),
         )  # fmt: skip
 
     def _fixed(self, phase: str, specs: Sequence[Spec], *, with_laws: bool) -> None:
@@ -217,6 +246,8 @@ class _Run:
         def one(spec: Spec) -> None:
             nonlocal done
             ratio = self.examine(spec, self.tally)
+            if ratio is None:
+                reject()
             if climbs and ratio:
                 target(math.log2(ratio))
             done = min(done + 1, self.examples)
@@ -226,6 +257,8 @@ class _Run:
             generate(self.proof.op, self.dtype, self.profile, one, self.examples)
         except ViolationError as broken:
             self._failed("generated", broken)
+        except Unsatisfiable:
+            pass  # all were refused, and counted
         except FlakyFailure as flaky:
             self._failed("generated", _first_violation(flaky))
         return self.tally.executed - before

@@ -36,6 +36,23 @@ DIMS: dict[str, dict[str, int]] = {
     "grouped": {"batch": 2, "queries": 3, "keys": 17, "kv_heads": 2, "group": 5, "head_dim": 24},
     "tile": {"batch": 1, "queries": 64, "keys": 128, "kv_heads": 1, "group": 2, "head_dim": 128},
 }
+# kv_heads, group, head_dim, parameters
+MODELS: dict[str, tuple[int, int, int, dict[str, Any]]] = {
+    "llama3-8b": (8, 4, 128, {"is_causal": True}),
+    "smollm2-135m": (3, 3, 64, {"is_causal": True}),
+    "mistral-7b": (8, 4, 128, {"is_causal": True, "window_left": 4095}),
+    "gemma2-2b": (4, 2, 256, {"is_causal": True, "logits_soft_cap": 50.0}),
+    "bert-base": (12, 1, 64, {}),
+}
+# model, batch, queries, keys
+NAMED = (
+    ("llama3-8b", 1, 1024, 1024), ("llama3-8b", 1, 4096, 4096), ("llama3-8b", 1, 16384, 16384),
+    ("llama3-8b", 1, 16, 16), ("llama3-8b", 1, 16, 48), ("llama3-8b", 2, 1, 64),
+    ("llama3-8b", 1, 1, 128), ("llama3-8b", 16, 1, 4096), ("llama3-8b", 4, 512, 2048),
+    ("smollm2-135m", 1, 33, 33), ("mistral-7b", 1, 16, 16), ("mistral-7b", 1, 16384, 16384),
+    ("gemma2-2b", 1, 16, 33), ("gemma2-2b", 1, 4096, 4096), ("bert-base", 2, 33, 33),
+    ("bert-base", 32, 512, 512),
+)  # fmt: skip
 WINDOWS = (-1, 0, 1, 3, 64)
 CAPS = (0.0, 1.0, 30.0)
 SCALES = (None, 0.25)
@@ -137,6 +154,23 @@ def zero(op: str) -> Callable[[str], list[Spec]]:
             for name in ("batch", "queries", "keys", "kv_heads")
             for causal in (False, True)
         ]
+
+    return specs
+
+
+def named(op: str) -> Callable[[str], dict[str, Spec]]:
+    """Attention of models, as ``batch, queries x keys``."""
+
+    def specs(dtype: str) -> dict[str, Spec]:
+        found = {}
+        for model, batch, queries, keys in NAMED:
+            kv_heads, group, head_dim, params = MODELS[model]
+            dims = {
+                "batch": batch, "queries": queries, "keys": keys, "kv_heads": kv_heads,
+                "group": group, "head_dim": head_dim,
+            }  # fmt: skip
+            found[f"{model}, {batch}, {queries}x{keys}"] = _spec(op, dtype, dims, **params)
+        return found
 
     return specs
 

@@ -150,6 +150,7 @@ def fused_add_proof(op: str, mutates: tuple[str, ...]) -> Proof:
         row=_norms.row(op, ROWS, VECTORS, mutates),
         zero=_norms.zero(op, ROWS, vectors),
         classes=_norms.classes(op, ROWS, vectors),
+        named=_norms.named(op, ROWS, vectors, mutates),
         oracle=oracle,
         laws=LAWS,
         mutants=(*MUTANTS, *generic),

@@ -36,6 +36,11 @@ DIMS: dict[str, dict[str, int]] = {
     "deep": {"batch": 3, "tokens": 17, "half": 48},
     "single": {"half": 250},
 }
+# Tokens and width of the gate, of models' feed-forward layers.
+NAMED = (
+    (1, 14336), (4, 14336), (4096, 14336), (16384, 14336), (16, 1536), (7, 512), (33, 768),
+    (8, 8192), (512, 8192),
+)  # fmt: skip
 AXES: dict[str, Sequence[Any]] = {
     "layout": LAYOUTS,
     "regime": ("normal", "rows", "zeros", "constant", "wide", "tiny", "huge", "spiky"),
@@ -126,6 +131,18 @@ def classes(op: str) -> Callable[[str], list[Spec]]:
     return specs
 
 
+def named(op: str) -> Callable[[str], dict[str, Spec]]:
+    """Rows of models' feed-forward layers, as ``tokens x width`` of the gate."""
+
+    def specs(dtype: str) -> dict[str, Spec]:
+        return {
+            f"{tokens}x{half}": Spec.of(op, {"tokens": tokens, "half": half}, {"x": Operand(dtype)})
+            for tokens, half in NAMED
+        }
+
+    return specs
+
+
 def _silu(g: Tensor) -> Tensor:
     return g * torch.sigmoid(g)
 
@@ -152,8 +169,9 @@ def oracle(args: Arguments, contract: Any) -> tuple[Output, ...]:
     value). Before that, in units a of the compute dtype:
 
     * silu: ``(8 + 2|g|) a``: exp carries the error of its argument and of its reduction. Where
-      exp(-g) overflows, g / (1 + exp(-g)) is 0 instead of g exp(g), an absolute error of at most
-      ``2^-121`` (88.8 * 2^-128; for float64 710 * 2^-1024).
+      exp(-g) overflows, g / (1 + exp(-g)) is 0 instead of g exp(g), and CUDA's fast division is 0
+      from denominators of 2^126 on: an absolute error of at most ``2^-119`` (87.4 * 2^-126; for
+      float64, where division is exact, 710 * 2^-1024).
     * gelu: ``8 a`` relative, and ``3 a |g v|`` absolute: 1 + erf and 1 + tanh cancel for g < 0.
     """
     g, v = split(args["x"].double())
@@ -165,7 +183,7 @@ def oracle(args: Arguments, contract: Any) -> tuple[Output, ...]:
     k = 1 if contract_field(contract, "rounding", "once", "activation_first") == "once" else 2
     relative, absolute = torch.full_like(g, 8 * unit.acc), 3 * unit.acc * (g * v).abs()
     if activation == "silu":
-        floor = 2.0**-1014 if dtype == torch.float64 else 2.0**-121
+        floor = 2.0**-1014 if dtype == torch.float64 else 2.0**-119
         relative, absolute = (8 + 2 * g.abs()) * unit.acc, floor * v.abs()
     under = unit.tiny * unit.acc * (1 + v.abs()) + (k - 1) * unit.eta * v.abs()
     bound = y.abs() * (k * unit.u + (k - 1) * unit.u**2 + relative) + absolute + unit.eta + under
@@ -235,6 +253,7 @@ def gate_proof(op: str, act: Activation, others: Mapping[str, Activation]) -> Pr
         row=row(op),
         zero=zero(op),
         classes=classes(op),
+        named=named(op),
         oracle=oracle,
         laws=LAWS,
         mutants=mutants(act, others),

@@ -37,6 +37,11 @@ OTHER = {
     "float32": "bfloat16", "float16": "float32", "bfloat16": "float32", "float64": "float32",
 }  # fmt: skip
 WEIGHTS = ("near_one", "ones", "normal", "grid", "zeros", "small", "constant", "spiky")
+# Tokens and width of rows that models run; the last is one long row.
+NAMED = (
+    (1, 4096), (16, 4096), (32, 4096), (512, 4096), (4096, 4096), (16384, 8192), (65536, 1024),
+    (7, 128), (16, 2048), (8, 5120), (1, 65536),
+)  # fmt: skip
 DIMS: dict[str, dict[str, int]] = {
     "one": {"tokens": 1, "hidden": 1},
     "odd": {"tokens": 7, "hidden": 769},
@@ -173,6 +178,32 @@ def classes(op: str, rows: Sequence[str], vectors: Sequence[str]) -> Callable[[s
                 operands[name] = Operand(dtype, specials=places)
                 dims = {"tokens": 4, "hidden": 33}
                 found.append(Spec.of(op, dims, operands, {"eps": EPS[0]}))
+        return found
+
+    return specs
+
+
+def named(
+    op: str, rows: Sequence[str], vectors: Sequence[str], mutates: Sequence[str] = ()
+) -> Callable[[str], dict[str, Spec]]:
+    """Rows of models, as ``tokens x width``; vectors of float32; the heads of a fused QKV."""
+
+    def specs(dtype: str) -> dict[str, Spec]:
+        found = {}
+
+        def add(name: str, dims: Mapping[str, int], layout: str, vector: str) -> None:
+            operands = {n: Operand(dtype, layout) for n in rows}
+            operands |= {n: Operand(vector, regime="near_one") for n in vectors}
+            spec = Spec.of(op, dims, operands, {"eps": EPS[0]})
+            found[name] = pieces.fitted(spec, shapes(rows, vectors)(spec), mutates)
+
+        for tokens, hidden in NAMED:
+            add(f"{tokens}x{hidden}", {"tokens": tokens, "hidden": hidden}, "contig", dtype)
+        if dtype != "float32":
+            for tokens in (1, 16, 32, 4096):
+                dims = {"tokens": tokens, "hidden": 4096}
+                add(f"{tokens}x4096, float32 vectors", dims, "contig", "float32")
+        add("7x8x128 of QKV", {"batch": 7, "tokens": 8, "hidden": 128}, "row_stride", dtype)
         return found
 
     return specs

@@ -36,6 +36,20 @@ DIMS: dict[str, dict[str, int]] = {
     "narrow": {"tokens": 33, "heads": 2, "kv_heads": 5, "head_dim": 10, "rotary_dim": 6},
     "none": {"tokens": 4, "heads": 2, "kv_heads": 1, "head_dim": 16, "rotary_dim": 0},
 }
+# heads, kv_heads, head_dim, rotary_dim, is_neox
+MODELS: dict[str, tuple[int, int, int, int, bool]] = {
+    "llama3-8b": (32, 8, 128, 128, True),
+    "smollm2-135m": (9, 3, 64, 64, True),
+    "gemma2-2b": (8, 4, 256, 256, True),
+    "phi2": (32, 32, 80, 32, True),
+    "gpt-j-6b": (16, 16, 256, 64, False),
+    "glm4-9b": (32, 2, 128, 64, False),
+}
+NAMED = (
+    ("llama3-8b", 1), ("llama3-8b", 8), ("llama3-8b", 512), ("llama3-8b", 4096),
+    ("llama3-8b", 16384), ("smollm2-135m", 7), ("gemma2-2b", 8), ("phi2", 8), ("gpt-j-6b", 8),
+    ("glm4-9b", 8), ("glm4-9b", 4096),
+)  # fmt: skip
 AXES: dict[str, Sequence[Any]] = {
     "layout": LAYOUTS,
     "regime": ("normal", "rows", "zeros", "grid", "wide", "huge", "spiky"),
@@ -150,6 +164,28 @@ def zero(op: str) -> Callable[[str], list[Spec]]:
     return specs
 
 
+def named(op: str) -> Callable[[str], dict[str, Spec]]:
+    """Queries and keys of models as ``model, tokens``, int64 or int32 positions."""
+
+    def specs(dtype: str) -> dict[str, Spec]:
+        found = {}
+        for model, tokens in NAMED:
+            heads, kv_heads, head_dim, rotary_dim, is_neox = MODELS[model]
+            longest = 8192 if tokens > 8 else 512
+            dims = {
+                "tokens": tokens, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim,
+                "rotary_dim": rotary_dim, "max_position": longest,
+            }  # fmt: skip
+            for width in ("int64", "int32") if tokens == 8 else ("int64",):
+                positions = Operand(width, regime="index", high=longest)
+                operands = _operands(dtype) | {"positions": positions}
+                name = f"{model}, {tokens}" + (", int32" if width == "int32" else "")
+                found[name] = Spec.of(op, dims, operands, {"is_neox": is_neox})
+        return found
+
+    return specs
+
+
 def classes(op: str) -> Callable[[str], list[Spec]]:
     """NaN and infinities in rotated and copied elements; 16 elements a head, 8 of them rotated."""
     dims = {"tokens": 3, "heads": 2, "kv_heads": 1, "head_dim": 16, "rotary_dim": 8}
@@ -210,6 +246,7 @@ def rope_proof(op: str, mutates: tuple[str, ...]) -> Proof:
         row=row(op, mutates),
         zero=zero(op),
         classes=classes(op),
+        named=named(op),
         oracle=oracle,
         laws=LAWS,
         mutants=(*mutants(), *generic(in_place=bool(mutates))),

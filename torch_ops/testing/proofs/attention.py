@@ -16,6 +16,7 @@ proof = Proof(
     row=parts.row(OP),
     zero=parts.zero(OP),
     classes=parts.classes(OP),
+    named=parts.named(OP),
     oracle=parts.out_only,
     laws=LAWS,
     mutants=mutants(only_out),

@@ -16,6 +16,7 @@ proof = Proof(
     row=parts.row(OP),
     zero=parts.zero(OP),
     classes=parts.classes(OP),
+    named=parts.named(OP),
     oracle=parts.with_lse,
     laws=LAWS,
     mutants=(*mutants(lambda kernel: kernel), *lse_mutants()),

@@ -126,6 +126,7 @@ proof = Proof(
     row=_norms.row(OP, ROWS, VECTORS),
     zero=_norms.zero(OP, ROWS, tuple(VECTORS)),
     classes=_norms.classes(OP, ROWS, tuple(VECTORS)),
+    named=_norms.named(OP, ROWS, tuple(VECTORS)),
     oracle=oracle,
     laws=LAWS,
     mutants=MUTANTS,

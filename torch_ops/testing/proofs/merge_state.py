@@ -30,6 +30,8 @@ DIMS: dict[str, dict[str, int]] = {
     "wide": {"tokens": 3, "heads": 2, "head_dim": 513},
     "tall": {"tokens": 129, "heads": 1, "head_dim": 17},
 }
+# tokens, heads, head_dim
+NAMED = ((1, 32, 128), (16, 32, 128), (8192, 32, 128), (7, 9, 64), (8, 8, 256))
 AXES: dict[str, Sequence[Any]] = {
     "layout": LAYOUTS,
     "regime": ("normal", "rows", "zeros", "constant", "grid", "spiky", "huge"),
@@ -98,6 +100,16 @@ def zero(dtype: str) -> list[Spec]:
         for name in ("tokens", "heads", "head_dim")
         for operands in (_plain(dtype), _plain(dtype) | {"v_a": Operand(dtype, "row_stride")})
     ]
+
+
+def named(dtype: str) -> dict[str, Spec]:
+    """Parts of models' attention, as ``tokens x heads x head_dim``."""
+    return {
+        f"{tokens}x{heads}x{head_dim}": Spec.of(
+            OP, {"tokens": tokens, "heads": heads, "head_dim": head_dim}, _plain(dtype)
+        )
+        for tokens, heads, head_dim in NAMED
+    }
 
 
 def classes(dtype: str) -> list[Spec]:
@@ -222,6 +234,7 @@ proof = Proof(
     row=row,
     zero=zero,
     classes=classes,
+    named=named,
     oracle=oracle,
     laws=LAWS,
     mutants=MUTANTS,
