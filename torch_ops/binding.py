@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from torch_ops import kernels, once, policy, tracing
-from torch_ops.errors import BackendUnavailableError, CaptureError, DeclarationError, TorchOpsError
+from torch_ops.errors import BackendUnavailableError, DeclarationError, TorchOpsError
 from torch_ops.kernels import Kernel
 from torch_ops.once import KernelLoadError
-from torch_ops.selector import Candidate, Plan, none_usable, unavailable
+from torch_ops.selector import Candidate, Plan, load, none_usable, unavailable
 
 __all__ = ["bind"]
 
@@ -48,21 +48,12 @@ def _load(plan: Plan) -> tuple[list[Kernel], list[Candidate]]:
     chain: list[Kernel] = []
     skipped = list(plan.skipped)
     for spec in plan.specs:
-        try:
-            kernel = kernels.load(spec)
-        except CaptureError:
-            raise  # not a fault of this kernel: the next in order would be a silent change
-        except Exception as error:
-            if plan.explicit and isinstance(error, DeclarationError | TorchOpsError):
-                raise
-            reason = f"loading it failed: {type(error).__name__}: {error}"
-            if plan.explicit:
-                choice = policy.Choice(spec.backend, plan.source)
-                raise unavailable(plan.op, choice, plan.platform, (reason,), None) from error
-            skipped.append(Candidate(spec.backend, False, (reason,), kernels.state(spec)))
+        loaded = load(plan, spec)
+        if isinstance(loaded, Candidate):
+            skipped.append(loaded)
             continue
-        chain.append(kernel)
-        if kernel.supports is None:
+        chain.append(loaded)
+        if loaded.supports is None:
             break
     if not chain:
         raise none_usable(plan.op, plan.platform, skipped, None)

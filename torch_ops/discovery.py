@@ -60,6 +60,11 @@ class BackendPackage:
     attention_backends: tuple[str, ...] = ()
 
     @property
+    def refusal(self) -> str | None:
+        """Why nothing of the package can be used on this machine, or None."""
+        return self.problem or self.unavailable
+
+    @property
     def conflict(self) -> bool:
         """Whether several distributions provide the name."""
         return len(self.distributions) > 1

@@ -14,13 +14,14 @@ from torch_ops.backend import Backend
 from torch_ops.errors import (
     AmbiguousBackendError,
     BackendUnavailableError,
+    CaptureError,
     NoBackendError,
     TorchOpsError,
     UnknownOpError,
     listing,
     nearest,
 )
-from torch_ops.platform import Platform, platform_of, rejection
+from torch_ops.platform import Platform, Requirement, platform_of, rejection
 from torch_ops.registry import registry
 from torch_ops.spec import KernelSpec
 
@@ -84,21 +85,21 @@ def require_op(op: str) -> None:
         )
 
 
+def place_reasons(
+    op: str, backend: Backend, requires: frozenset[Requirement], platform: Platform
+) -> list[str]:
+    """Give why a backend may not serve an op on a platform: disabled, or not made for it."""
+    reasons = (policy.env().disables(op, backend), rejection(requires, platform))
+    return [reason for reason in reasons if reason]
+
+
 def static_reasons(spec: KernelSpec, platform: Platform) -> tuple[str, ...]:
     """Give every reason, known without the call's arguments, why a kernel can't run here."""
-    reasons = []
-    disabled = policy.env().disables(spec.op, spec.backend)
+    reasons = place_reasons(spec.op, spec.backend, spec.requires, platform)
     package = discovery.package(spec.backend)
     by_package = package is not None and spec.target.startswith(f"{package.module}.")
-    if disabled:
-        reasons.append(disabled)
-    unfit = rejection(spec.requires, platform)
-    if unfit:
-        reasons.append(unfit)
-    if package is not None and by_package and package.problem:
-        reasons.append(package.problem)
-    elif package is not None and by_package and package.unavailable:
-        reasons.append(package.unavailable)
+    if package is not None and by_package and package.refusal:
+        reasons.append(package.refusal)
     elif missing := kernels.missing(spec):
         reasons.append(missing)
     failed = kernels.failure(spec)
@@ -354,6 +355,28 @@ def select_kernel(
     ).specs[0]
 
 
+def load(plan: Plan, spec: KernelSpec) -> kernels.Kernel | Candidate:
+    """Load a kernel of a plan; where nobody asked for it, a failure is a verdict.
+
+    Raises:
+        CaptureError: it isn't loaded and a stream is capturing. That is no fault of the kernel's,
+            so the next in order would be a silent change.
+        DeclarationError, BackendUnavailableError: it can't be loaded, and was asked for.
+    """
+    try:
+        return kernels.load(spec)
+    except CaptureError:
+        raise
+    except Exception as error:
+        if plan.explicit and isinstance(error, TorchOpsError):
+            raise
+        reason = f"loading it failed: {type(error).__name__}: {error}"
+        if plan.explicit:
+            choice = policy.Choice(spec.backend, plan.source)
+            raise unavailable(plan.op, choice, plan.platform, (reason,), None) from error
+        return Candidate(spec.backend, False, (reason,), kernels.state(spec))
+
+
 def get_kernel(op: str, backend: Backend | str | None = None) -> Callable[..., Any]:
     """Choose as `select_kernel` does and import the backend's own function, without any checks.
 
@@ -364,16 +387,8 @@ def get_kernel(op: str, backend: Backend | str | None = None) -> Callable[..., A
     plan = make_plan(op, Platform.detect(), backend=backend, scope=policy.current_scope())
     skipped = list(plan.skipped)
     for spec in plan.specs:
-        try:
-            return kernels.load(spec).function
-        except TorchOpsError:
-            if plan.explicit:
-                raise
-            skipped.append(judge(spec, plan.platform))
-        except Exception as error:
-            if plan.explicit:
-                reason = f"loading it failed: {type(error).__name__}: {error}"
-                choice = policy.Choice(spec.backend, plan.source)
-                raise unavailable(op, choice, plan.platform, (reason,), None) from error
-            skipped.append(judge(spec, plan.platform))
+        loaded = load(plan, spec)
+        if isinstance(loaded, kernels.Kernel):
+            return loaded.function
+        skipped.append(loaded)
     raise none_usable(op, plan.platform, skipped, None)

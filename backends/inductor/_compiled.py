@@ -17,7 +17,7 @@ from torch.fx.experimental import _config as symbolic
 from torch_ops.declare import Declaration
 from torch_ops.errors import BackendUnavailableError
 
-__all__ = ["compiled", "no_compiler"]
+__all__ = ["compiled", "no_compiler", "with_own_code"]
 
 _COMPILERS = ("g++", "clang++")
 _lock = threading.Lock()
@@ -122,7 +122,7 @@ def _run(declaration: Declaration, key: _Key, args: list[Any]) -> Any:
 
 
 def _first_call(declaration: Declaration, key: _Key, args: list[Any]) -> Any:
-    """Compile a code object of the class's own: Dynamo counts recompiles by code object.
+    """Compile a copy of the reference for the class alone.
 
     Sizes that happen to be equal in this call get symbols of their own all the same.
     """
@@ -132,15 +132,20 @@ def _first_call(declaration: Declaration, key: _Key, args: list[Any]) -> Any:
         return _functions[key](*args)
 
 
-def _own(declaration: Declaration, name: str) -> Callable[..., Any]:
-    reference: Any = inspect.unwrap(declaration.reference)
-    own = types.FunctionType(
-        reference.__code__.replace(co_name=name),
-        reference.__globals__,
+def with_own_code(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """Copy a function with a code object of its own: Dynamo counts recompiles by code object."""
+    plain: Any = inspect.unwrap(function)
+    return types.FunctionType(
+        plain.__code__.replace(co_name=name),
+        plain.__globals__,
         name,
-        reference.__defaults__,
-        reference.__closure__,
+        plain.__defaults__,
+        plain.__closure__,
     )
+
+
+def _own(declaration: Declaration, name: str) -> Callable[..., Any]:
+    own = with_own_code(declaration.reference, name)
     # Fused code would else keep in float32 what the reference rounds, as a stored residual.
     function: Callable[..., Any] = torch.compile(
         own, dynamic=True, fullgraph=True, options={"emulate_precision_casts": True}

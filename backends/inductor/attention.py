@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import threading
-import types
 from collections.abc import Callable
 
 import torch
@@ -16,7 +15,7 @@ from torch_ops.declarations import _attention
 from torch_ops.declarations.attention import attention as _declaration
 from torch_ops.errors import CaptureError
 
-from ._compiled import compiled, no_compiler
+from ._compiled import compiled, no_compiler, with_own_code
 
 __all__ = ["attention", "prepare", "supports", "supports_call"]
 
@@ -99,12 +98,6 @@ def _compile(spec: AttentionSpec, dtype: torch.dtype) -> _Attend:
             q, k, v, spec.is_causal, spec.scale, spec.window_left, spec.logits_soft_cap
         )[0]
 
-    own = types.FunctionType(
-        attend.__code__.replace(co_name=f"attention_{str(dtype).removeprefix('torch.')}"),
-        attend.__globals__,
-        attend.__name__,
-        attend.__defaults__,
-        attend.__closure__,
-    )
+    own = with_own_code(attend, f"attention_{str(dtype).removeprefix('torch.')}")
     compiled_function: _Attend = torch.compile(own, dynamic=True, fullgraph=True)
     return compiled_function

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import json
 import sys
-import traceback
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 
+from . import workers
 from .rows_compiled import BACKEND, TARGETS, Launch, compiled, recorded
 
 DTYPES = ("float16", "bfloat16", "float32")
@@ -117,19 +116,5 @@ def compiled_long(launch: Launch) -> Any:
     return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
 
 
-def main() -> None:
-    """Run the checks of which this process takes every n-th."""
-    first, step = map(int, sys.argv[1:3])
-    wanted = checks(every="--every" in sys.argv)
-    results: dict[str, str | None] = {}
-    for check in wanted[first::step]:
-        try:
-            run(check)
-            results[check] = None
-        except Exception:  # reported by the test of this name
-            results[check] = traceback.format_exc()
-    sys.stdout.write(json.dumps(results))
-
-
 if __name__ == "__main__":
-    main()
+    workers.work(checks(every="--every" in sys.argv), run)

@@ -6,10 +6,9 @@ A program of its own, since TRITON_INTERPRET has to be set before Triton is impo
 from __future__ import annotations
 
 import importlib
-import json
-import sys
-import traceback
 from typing import Any
+
+from . import workers
 
 OP = "attention_with_lse"
 BACKEND = "torch_ops.backends.triton"
@@ -97,19 +96,6 @@ def choose_as_on_a_gpu() -> None:
     ours.INTERPRETED = False
 
 
-def main() -> None:
-    """Run the checks of which this process takes every n-th."""
-    first, step = map(int, sys.argv[1:3])
-    choose_as_on_a_gpu()
-    results: dict[str, str | None] = {}
-    for check in checks()[first::step]:
-        try:
-            run(check)
-            results[check] = None
-        except Exception:  # reported by the test of this name
-            results[check] = traceback.format_exc()
-    sys.stdout.write(json.dumps(results))
-
-
 if __name__ == "__main__":
-    main()
+    choose_as_on_a_gpu()
+    workers.work(checks(), run)

@@ -8,15 +8,14 @@ dtypes, constants and threads of each variant.
 from __future__ import annotations
 
 import importlib
-import json
-import sys
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from . import workers
 
 BACKEND = "torch_ops.backends.triton"
 DTYPES = ("float16", "bfloat16", "float32", "float64")
@@ -168,18 +167,5 @@ def run(check: str) -> None:
             raise AssertionError(f"{launch.name} for {target} in {dtype}: {text}")
 
 
-def main() -> None:
-    """Run the checks of which this process takes every n-th."""
-    first, step = map(int, sys.argv[1:3])
-    results: dict[str, str | None] = {}
-    for check in checks()[first::step]:
-        try:
-            run(check)
-            results[check] = None
-        except Exception:  # reported by the test of this name
-            results[check] = traceback.format_exc()
-    sys.stdout.write(json.dumps(results))
-
-
 if __name__ == "__main__":
-    main()
+    workers.work(checks(), run)

@@ -6,13 +6,12 @@ A program of its own, since TRITON_INTERPRET has to be set before Triton is impo
 from __future__ import annotations
 
 import importlib
-import json
 import math
-import sys
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+
+from . import workers
 
 OPS = (
     "rms_norm", "gemma_rms_norm", "layer_norm", "fused_add_rms_norm", "fused_add_rms_norm_",
@@ -104,18 +103,5 @@ def patched(op: str, part: str) -> Iterator[None]:
             table.clear()
 
 
-def main() -> None:
-    """Run the checks of which this process takes every n-th."""
-    first, step = map(int, sys.argv[1:3])
-    results: dict[str, str | None] = {}
-    for check in checks()[first::step]:
-        try:
-            run(check)
-            results[check] = None
-        except Exception:  # reported by the test of this name
-            results[check] = traceback.format_exc()
-    sys.stdout.write(json.dumps(results))
-
-
 if __name__ == "__main__":
-    main()
+    workers.work(checks(), run)

@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import importlib
-import json
 import math
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,11 +14,9 @@ import torch_ops
 from torch_ops.attention import AttentionBackend
 from torch_ops.platform import Platform
 
-from . import attention_compiled, attention_interpreted
+from . import attention_compiled, attention_interpreted, workers
 from .rows_compiled import BACKEND, recorded
 
-ROOT = Path(__file__).parents[2]
-JOBS = min(os.cpu_count() or 1, 4)
 pytest.importorskip("triton", reason="triton is not installed")
 needs_gpu = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="no GPU: torch.cuda.is_available() is False"
@@ -34,36 +27,20 @@ def _module(name: str) -> Any:
     return importlib.import_module(f"{BACKEND}.{name}")
 
 
-def _in_processes(module: str, *flags: str, **env: str) -> dict[str, str | None]:
-    """Share a module's checks between processes and give what broke, by check."""
-    running = [
-        subprocess.Popen(
-            [sys.executable, "-m", f"tests.backends.{module}", str(job), str(JOBS), *flags],
-            cwd=ROOT,
-            env=os.environ | env,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for job in range(JOBS)
-    ]
-    results: dict[str, str | None] = {}
-    for process in running:
-        out, _ = process.communicate()
-        assert process.returncode == 0, f"exit {process.returncode}: {out[-2000:]}"
-        results |= json.loads(out)
-    return results
-
-
 @pytest.fixture(scope="module")
 def interpreted() -> dict[str, str | None]:
     """What the interpreter's processes found."""
-    return _in_processes("attention_interpreted", TRITON_INTERPRET="1", PYTHONWARNINGS="ignore")
+    return workers.in_processes(
+        "attention_interpreted", TRITON_INTERPRET="1", PYTHONWARNINGS="ignore"
+    )
 
 
 @pytest.fixture(scope="module")
 def compiled() -> dict[str, str | None]:
     """What the compiling processes found; Triton's cache is kept between runs."""
-    return _in_processes("attention_compiled", TRITON_CACHE_DIR=str(ROOT / ".cache" / "triton"))
+    return workers.in_processes(
+        "attention_compiled", TRITON_CACHE_DIR=str(workers.ROOT / ".cache" / "triton")
+    )
 
 
 @pytest.mark.parametrize("check", attention_interpreted.checks())
@@ -81,8 +58,8 @@ def test_compiles(compiled: dict[str, str | None], check: str) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_compiles_in_every_dtype_with_every_head_dim() -> None:
-    cache = str(ROOT / ".cache" / "triton")
-    found = _in_processes("attention_compiled", "--every", TRITON_CACHE_DIR=cache)
+    cache = str(workers.ROOT / ".cache" / "triton")
+    found = workers.in_processes("attention_compiled", "--every", TRITON_CACHE_DIR=cache)
     assert sorted(found) == sorted(attention_compiled.checks(every=True))
     assert [broken for broken in found.values() if broken] == []
 

@@ -5,13 +5,8 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
-import json
 import math
-import os
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,43 +17,23 @@ import torch_ops
 from torch_ops import ops
 from torch_ops.platform import Platform
 
-from . import rows_compiled, rows_interpreted
+from . import rows_compiled, rows_interpreted, workers
 
-ROOT = Path(__file__).parents[2]
-JOBS = min(os.cpu_count() or 1, 4)
 pytest.importorskip("triton", reason="triton is not installed")
-
-
-def _in_processes(module: str, **env: str) -> dict[str, str | None]:
-    """Share a module's checks between processes and give what broke, by check."""
-    running = [
-        subprocess.Popen(
-            [sys.executable, "-m", f"tests.backends.{module}", str(job), str(JOBS)],
-            cwd=ROOT,
-            env=os.environ | env,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for job in range(JOBS)
-    ]
-    results: dict[str, str | None] = {}
-    for process in running:
-        out, _ = process.communicate()
-        assert process.returncode == 0, f"exit {process.returncode}: {out[-2000:]}"
-        results |= json.loads(out)
-    return results
 
 
 @pytest.fixture(scope="module")
 def interpreted() -> dict[str, str | None]:
     """What the interpreter's processes found."""
-    return _in_processes("rows_interpreted", TRITON_INTERPRET="1", PYTHONWARNINGS="ignore")
+    return workers.in_processes("rows_interpreted", TRITON_INTERPRET="1", PYTHONWARNINGS="ignore")
 
 
 @pytest.fixture(scope="module")
 def compiled() -> dict[str, str | None]:
     """What the compiling processes found; Triton's cache is kept between runs."""
-    return _in_processes("rows_compiled", TRITON_CACHE_DIR=str(ROOT / ".cache" / "triton"))
+    return workers.in_processes(
+        "rows_compiled", TRITON_CACHE_DIR=str(workers.ROOT / ".cache" / "triton")
+    )
 
 
 @pytest.mark.timeout(900)  # the first of them waits for all

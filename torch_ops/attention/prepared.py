@@ -11,11 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_ops import once, policy
+from torch_ops import once
 from torch_ops.attention.backend import AttentionBackend, provider_of
 from torch_ops.backend import Backend
 from torch_ops.once import KernelLoadError
-from torch_ops.platform import Platform, rejection
+from torch_ops.platform import Platform
+from torch_ops.selector import place_reasons
 
 __all__ = ["AttentionSpec", "PreparedAttention", "prepare", "reasons_against"]
 
@@ -69,17 +70,10 @@ def reasons_against(
     if package is None:
         return (f"no installed backend serves {member.value!r}",)
     package.refuse_conflict()
-    reasons = []
-    backend = Backend(package.name)
-    disabled = policy.env().disables("attention", backend)
-    if disabled:
-        reasons.append(disabled)
-    unfit = rejection(package.requires, Platform.detect(device))
-    if unfit:
-        reasons.append(unfit)
-    static = package.problem or package.unavailable
-    if static:
-        reasons.append(static)
+    platform = Platform.detect(device)
+    reasons = place_reasons("attention", Backend(package.name), package.requires, platform)
+    if package.refusal:
+        reasons.append(package.refusal)
     failed = once.failure(_key(member, spec, device, dtype))
     if failed:
         reasons.append(f"loading it failed: {failed}")
