@@ -78,19 +78,27 @@ def shared_memory(arch: str) -> int:
     return 101376
 
 
-def config(arch: str | None, itemsize: int, width: int, rows: int) -> Config:
+def config(arch: str | None, itemsize: int, width: int, rows: int, lane: int) -> Config:
     """Choose tile sizes.
+
+    Where elements are loaded one by one, tiles are too small for tensor cores that work on their
+    own: ptxas 12.8 moves such loads of values, registers of their addresses included, into products
+    of queries and keys that are under way, and on an H200 some rows of values came from elsewhere,
+    or from nowhere (float16, 64 rows, head_dim 17 to 31 of values).
 
     Args:
         arch: ``"sm_90"``, ``"gfx942"``, None for the interpreter.
         itemsize: Bytes of an element.
         width: Padded length of a head, the longer one of keys' and values'.
         rows: Rows of one head slot.
+        lane: Elements that are loaded at once.
     """
     if arch is None:  # the interpreter's time goes by programs and steps, not by elements
         return Config(512 if rows > 64 else 64, 128, 4, 1)
     if itemsize == 4:
         return Config(32 if width <= 128 else 16, 32, 4, 1)
+    if lane == 1:
+        return Config(32 if rows > 16 else 16, 32, 4, 1)
     few = next((tile for tile in (16, 32, 64) if rows <= tile), 0)
     if arch.startswith("gfx"):
         return Config(few or (128 if width <= 128 else 64), 64 if width <= 128 else 32, 4, 1)
@@ -230,7 +238,7 @@ def _variant(
     unknown = "gfx" if torch.version.hip else "sm"
     arch = None if device < 0 else Platform.detect(f"cuda:{device}").arch or unknown
     block_d, block_v = (max(16, power_of_two(int(width))) for width in flags[6:8])
-    chosen = config(arch, dtype.itemsize, max(block_d, block_v), rows)
+    chosen = config(arch, dtype.itemsize, max(block_d, block_v), rows, int(flags[8]))
     constants = (*flags, chosen.block_m, chosen.block_n, block_d, block_v, chosen.stages)
     options = {"enable_fp_fusion": True, "num_stages": chosen.stages}
     threads = chosen.warps * (64 if torch.version.hip else 32)

@@ -16,6 +16,7 @@ from torch_ops.platform import Platform
 
 from . import attention_compiled, attention_interpreted, workers
 from .rows_compiled import BACKEND, recorded
+from .rows_compiled import compiled as compiled_for
 
 pytest.importorskip("triton", reason="triton is not installed")
 needs_gpu = pytest.mark.skipif(
@@ -71,16 +72,30 @@ ARCHS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120", "gfx942", "gfx9
 @pytest.mark.parametrize("width", [16, 32, 64, 128, 256])
 @pytest.mark.parametrize("itemsize", [2, 4])
 @pytest.mark.parametrize("rows", [1, 17, 65])
+@pytest.mark.parametrize("lane", [1, 8])
 def test_tiles_fit_and_are_multiples_of_what_products_need(
-    arch: str, width: int, itemsize: int, rows: int
+    arch: str, width: int, itemsize: int, rows: int, lane: int
 ) -> None:
     ours = _module("_attention")
-    chosen = ours.config(arch, itemsize, width, rows)
-    assert chosen == ours.config(arch, itemsize, width, rows)
+    chosen = ours.config(arch, itemsize, width, rows, lane)
+    assert chosen == ours.config(arch, itemsize, width, rows, lane)
+    assert lane > 1 or chosen.block_m <= 32
     assert min(chosen.block_m, chosen.block_n) >= 16
     assert chosen.stages >= 1
     staged = 2 * chosen.stages * chosen.block_n * width * itemsize
     assert staged <= ours.shared_memory(arch)
+
+
+@pytest.mark.parametrize(("value_dim", "asynchronous"), [(24, True), (21, False)])
+def test_elements_loaded_one_by_one_stay_out_of_products_under_way(
+    value_dim: int, asynchronous: bool
+) -> None:
+    q = torch.zeros(1, 50, 2, 64, dtype=torch.float16)
+    v = torch.zeros(1, 50, 2, value_dim, dtype=torch.float16)
+    with attention_compiled._chosen_for("sm_90"), recorded() as launches:
+        _module("attention").attention(q, q, v, is_causal=True)
+    (launch,) = launches
+    assert ("wgmma" in compiled_for(launch, "sm_90").asm["ptx"]) == asynchronous
 
 
 def _call(
@@ -258,6 +273,24 @@ def test_right_and_repeatable(
         check_output(got, want)
     alone = torch_ops.ops.attention(q, k, v, **arguments, backend="triton")
     assert torch.equal(alone, outputs[0])
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("keys", [4, 17, 18, 21, 31, 33])
+def test_values_of_odd_width_come_from_their_own_rows(keys: int) -> None:
+    """With the identity for values the output is P, zero where a query doesn't see a key."""
+    hidden = torch.ones(keys, keys, device="cuda").triu(1).bool()
+    for seed in range(50):
+        torch.manual_seed(seed)
+        q = torch.randn(1, keys, 8, 64, device="cuda").half()
+        k = torch.randn(1, keys, 1, 64, device="cuda").half()
+        eye = torch.eye(keys, device="cuda").half().view(1, keys, 1, keys)
+        out = torch_ops.ops.attention(q, k, eye, is_causal=True, backend="triton")
+        p = out[0].transpose(0, 1)
+        assert not p[:, hidden].any()
+        sums = p.float().sum(-1)
+        torch.testing.assert_close(sums, torch.ones_like(sums), atol=5e-3, rtol=0)
 
 
 @pytest.mark.gpu
