@@ -7,6 +7,7 @@ in the memory that outputs come from; a wrong one gets no time. Worker processes
 from __future__ import annotations
 
 import contextlib
+import functools
 import multiprocessing
 import os
 import queue
@@ -21,6 +22,7 @@ from torch import Tensor
 
 import torch_ops
 from benchmarks import _row_cases as cases
+from benchmarks._measure import copy_rate, spread
 from torch_ops.declarations import catalogue
 
 WORKERS = 14
@@ -36,7 +38,7 @@ def run() -> dict[str, Any]:
     report["problems"] = _prepare()
     report["compile_seconds"] = round(time.monotonic() - started, 1)
     deadline = time.monotonic() + TIME_SECONDS
-    report["copy_tb_s"] = _copy_rate()
+    report["copy_tb_s"] = copy_rate(torch.device("cuda"))
     report["host_us"] = _host_cost()
     report["cases"] = [_measure(case, deadline) for case in cases.CASES]
     report["seconds"] = round(time.monotonic() - started, 1)
@@ -157,12 +159,9 @@ def _compile(kind: str, index: int, name: str) -> None:
     torch.cuda.empty_cache()
 
 
-def _time(call: Callable[[], Any], milliseconds: int = 40) -> float:
-    """Give the median time of a call in us, with a cold L2."""
-    from triton.testing import do_bench
-
-    found: float = do_bench(call, warmup=8, rep=milliseconds, return_mode="median")
-    return found * 1000
+def _time(call: Callable[[], Any], milliseconds: int) -> float:
+    """Give the median time of a call in us."""
+    return spread(call, torch.device("cuda"), milliseconds).us
 
 
 def _measure(case: cases.Case, deadline: float) -> _Measured:
@@ -191,7 +190,7 @@ def _measure(case: cases.Case, deadline: float) -> _Measured:
                 found["wrong"].append(f"{label}: error is {ratio:.3g} of its bound")
                 continue
             values = tuple(_own(case, args).values())
-            us = _time(lambda values=values: kernel(*values), rep)  # type: ignore[misc]
+            us = _time(functools.partial(kernel, *values), rep)
             if label == "default":
                 found["default"] = us
             else:
@@ -246,13 +245,6 @@ def _check(
         error = (got.double() - want.value).abs().nan_to_num(nan=float("inf"))
         worst = max(worst, float((error / want.bound).max()))
     return worst
-
-
-def _copy_rate() -> float:
-    source = torch.randn(1 << 28, device="cuda", dtype=torch.bfloat16)
-    target = torch.empty_like(source)
-    us = _time(lambda: target.copy_(source), 100)
-    return 2 * source.numel() * source.element_size() / us / 1e6
 
 
 def _host_cost() -> dict[str, float]:

@@ -1,0 +1,104 @@
+"""What benchmarks share: medians of a call, the copy rate, a limit of time, facts of a machine."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import os
+import platform
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+PACKAGES = ("torch", "triton", "flashinfer-python", "sglang-kernel")
+_GPU_COPY, _CPU_COPY = 1 << 29, 1 << 26  # bytes; far more than the caches hold
+
+
+class Spread(NamedTuple):
+    """Times of a call in us: the median, and where the middle of them begins and ends."""
+
+    us: float
+    low: float
+    high: float
+
+
+class OutOfTimeError(BaseException):
+    """The time of `limited` is over. No Exception: a candidate that fails is caught as one."""
+
+
+def device_here() -> torch.device:
+    """Give the GPU of this machine, else its CPU."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def spread(call: Callable[[], Any], device: torch.device, milliseconds: int = 100) -> Spread:
+    """Time a call, on a GPU with a cold L2 cache.
+
+    Returns:
+        Median, and the 20th and 80th percentile on a GPU, or the quartiles on a CPU.
+    """
+    if device.type == "cuda":
+        from triton.testing import do_bench
+
+        found = do_bench(
+            call, warmup=milliseconds // 5, rep=milliseconds, quantiles=[0.5, 0.2, 0.8]
+        )
+        return Spread(*(1000 * ms for ms in found))
+    from torch.utils.benchmark import Timer
+
+    timer = Timer("call()", globals={"call": call}, num_threads=torch.get_num_threads())
+    times = timer.blocked_autorange(min_run_time=milliseconds / 1000)
+    return Spread(times.median * 1e6, times._p25 * 1e6, times._p75 * 1e6)
+
+
+def copy_rate(device: torch.device) -> float:
+    """Give the bytes that a copy reads and writes, in TB/s."""
+    source = torch.zeros(_GPU_COPY if device.type == "cuda" else _CPU_COPY, dtype=torch.uint8)
+    source = source.to(device)
+    target = torch.empty_like(source)
+    return 2 * source.numel() / spread(lambda: target.copy_(source), device).us / 1e6
+
+
+@contextlib.contextmanager
+def limited(seconds: float | None) -> Iterator[None]:
+    """Raise `OutOfTimeError` in a block of the main thread that takes longer; None is no limit."""
+    if seconds is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(*_: object) -> None:
+        raise OutOfTimeError
+
+    before = signal.signal(signal.SIGALRM, stop)
+    # Again each second: what is raised inside of a destructor is lost.
+    signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-3), 1.0)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def machine(device: torch.device) -> dict[str, Any]:
+    """Name the device, the versions, and how busy the machine is."""
+    versions = {}
+    for package in PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[package] = importlib.metadata.version(package)
+    versions["torch"] = torch.__version__
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+    return {
+        "device": name,
+        "versions": versions,
+        "python": platform.python_version(),
+        "threads": torch.get_num_threads(),
+        "load": load(),
+    }
+
+
+def load() -> list[float]:
+    """Give the machine's load averages of 1, 5 and 15 minutes."""
+    return [round(value, 2) for value in os.getloadavg()]
