@@ -1,0 +1,101 @@
+"""The calls that are measured, by name, and who can run them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+import torch_ops
+from torch_ops import kernels, selector
+from torch_ops.declarations import catalogue
+from torch_ops.platform import Platform
+from torch_ops.testing.proof import Arguments, proof_of
+from torch_ops.testing.spec import Spec
+
+EAGER, SELECTED = "eager", "selected"
+BACKENDS = ("torch", "inductor", "triton", "sgl_kernel", "flashinfer")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One named Spec of an op.
+
+    Attributes:
+        op: The op.
+        dtype: Of its first operand.
+        name: The Spec's name, as ``16384x8192``.
+        spec: What the arguments are made from.
+    """
+
+    op: str
+    dtype: str
+    name: str
+    spec: Spec
+
+    def __str__(self) -> str:
+        return f"{self.op} {self.name} {self.dtype}"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Somebody who can run a call, or why not.
+
+    Attributes:
+        name: ``eager``, a backend or ``selected``.
+        call: Takes the op's arguments by position; None where it can't run.
+        reason: Why it can't.
+    """
+
+    name: str
+    call: Callable[..., Any] | None
+    reason: str = ""
+
+
+def named(op: str, dtype: str) -> Mapping[str, Spec]:
+    """Give the named Specs of an op."""
+    return proof_of(op).named(dtype)
+
+
+def names_of(op: str) -> list[str]:
+    """Name the candidates of an op: the reference, all registered backends, the op itself."""
+    registered = {spec.backend.value for spec in torch_ops.registry.get(op)}
+    known = [name for name in BACKENDS if name in registered]
+    return [EAGER, *known, *sorted(registered.difference(known)), SELECTED]
+
+
+def candidates(op: str, args: Arguments, device: torch.device) -> list[Candidate]:
+    """Ask every candidate whether it takes a call.
+
+    ``eager`` is the op's reference, run by PyTorch as it is written; a backend is its kernel's
+    own function, without dispatcher and checks; ``selected`` is the operator itself.
+    """
+    platform, values = Platform.detect(device), tuple(args.values())
+    found = []
+    for name in names_of(op):
+        if name in (EAGER, SELECTED):
+            call = catalogue()[op].reference if name == EAGER else getattr(torch.ops.torch_ops, op)
+            found.append(Candidate(name, call))
+            continue
+        spec = torch_ops.registry.find(op, name)
+        verdict = selector.judge(spec, platform, values)
+        if verdict.usable:
+            found.append(Candidate(name, kernels.load(spec).function))
+        else:
+            found.append(Candidate(name, None, "; ".join(verdict.reasons)))
+    return found
+
+
+def on_meta(spec: Spec) -> Arguments:
+    """Make a call's arguments without data: enough to count its work."""
+    proof, operands = proof_of(spec.op), spec.operand
+    shapes, found = proof.shapes(spec), dict[str, Any]()
+    for name in proof.arguments:
+        if name in operands:
+            dtype = getattr(torch, operands[name].dtype)
+            found[name] = torch.empty(shapes[name], dtype=dtype, device="meta")
+        else:
+            found[name] = spec.param.get(name)
+    return found

@@ -1,0 +1,220 @@
+"""Every op on its named calls: all kernels side by side, those alone that prove right.
+
+Each candidate runs on the same arguments. Its results are compared with the float64 oracle within
+the derived bound, with NaN in the memory that outputs come from: all of a small call, of a large
+one rows, or queries and heads, at both ends and in between, and nowhere may NaN be left. A
+candidate that is wrong or fails gets no time, and the report isn't ok.
+
+GB/s count bytes read and written once, TFLOP/s of attention the visible pairs alone; `_work` has
+the formulas. Times are medians; on a GPU the L2 cache is cold and each candidate has two turns, of
+which the faster counts. "x" is the time over that of the best backend.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import gc
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import torch_ops
+from benchmarks import _calls, _measure, _ops_table, _plots
+from benchmarks._calls import EAGER, SELECTED, Candidate, Job
+from benchmarks._slices import Expected, check, expected_of
+from benchmarks._work import Work, outputs_of, work
+from torch_ops.declarations import catalogue
+from torch_ops.testing import subject
+from torch_ops.testing.arguments import build
+from torch_ops.testing.compare import ViolationError
+from torch_ops.testing.proof import Arguments, proof_names, proof_of
+
+DTYPES = ("bfloat16", "float16", "float32")
+CPU_WORK = Work(bytes=1 << 24, flops=1 << 31)  # larger calls are left out on a CPU
+OUTPUT_SECONDS = 10.0  # of a limit: for tables and plots
+TURNS = 2
+_Cell = dict[str, Any]
+table = _ops_table.table
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options that `run` takes."""
+    parser.add_argument("--op", action="append", choices=sorted(catalogue()), help="these alone")
+    parser.add_argument("--dtype", action="append", choices=DTYPES, help="these alone")
+    parser.add_argument("--seconds", type=float, help="stop then; what is left is listed")
+
+
+def run(
+    op: Sequence[str] | None = None,
+    dtype: Sequence[str] | None = None,
+    seconds: float | None = None,
+) -> dict[str, Any]:
+    """Check and time.
+
+    Args:
+        op: Names of ops; all where None.
+        dtype: Names of dtypes; `DTYPES` where None.
+        seconds: When to stop; calls that weren't reached are listed as not measured.
+    """
+    started, device = time.monotonic(), _measure.device_here()
+    report: dict[str, Any] = {"benchmark": "ops", **_measure.machine(device), "rows": []}
+    left_out: list[str] = []
+    report["not_measured"] = left_out
+    waiting = list(_jobs(op or sorted(catalogue()), dtype or DTYPES, device, left_out))
+    limit = None if seconds is None else max(seconds - OUTPUT_SECONDS, seconds / 2)
+    try:
+        with torch.no_grad(), _measure.limited(limit):
+            report["copy_tb_s"] = _measure.copy_rate(device)
+            while waiting:
+                report["rows"].append(row := _row(waiting[0]))
+                try:
+                    _fill(row, waiting[0], device)
+                except Exception as error:  # of the oracle, or while timing: this call is red
+                    _close(row, f"{type(error).__name__}: {error}", red=True)
+                del waiting[0]
+                _free(device)
+    except _measure.OutOfTimeError:
+        late = f"not reached within {limit} s"
+        if waiting and report["rows"] and report["rows"][-1]["call"] == str(waiting[0]):
+            _close(report["rows"][-1], late)
+            del waiting[0]
+        left_out += [f"{job}: {late}" for job in waiting]
+    report["load_after"] = _measure.load()
+    report["seconds"] = round(time.monotonic() - started, 1)
+    cells = [cell for row in report["rows"] for cell in row["cells"].values()]
+    report["ok"] = any("us" in cell for cell in cells) and not any(cell["red"] for cell in cells)
+    return report
+
+
+def save(report: dict[str, Any], path: Path) -> list[Path]:
+    """Draw each op beside the report's file; gives the files."""
+    found = []
+    for op in dict.fromkeys(row["op"] for row in report["rows"]):
+        found.append(path.with_name(f"{path.stem}-{op}.svg"))
+        _plots.draw(report, op, found[-1])
+    return found
+
+
+def _jobs(
+    ops: Sequence[str], dtypes: Sequence[str], device: torch.device, left_out: list[str]
+) -> Iterator[Job]:
+    """Give what is to be measured, one dtype after the other, and list what isn't."""
+    proven = proof_names()
+    left_out += [f"{op}: it has no proof" for op in ops if op not in proven]
+    for dtype in dtypes:
+        for op in ops:
+            if op not in proven or getattr(torch, dtype) not in catalogue()[op].dtypes:
+                continue
+            for name, spec in _calls.named(op, dtype).items():
+                job, size = Job(op, dtype, name, spec), work(op, _calls.on_meta(spec))
+                over = size.bytes > CPU_WORK.bytes or (size.flops or 0) > (CPU_WORK.flops or 0)
+                if device.type == "cpu" and over:
+                    left_out.append(f"{job}: too large for a CPU, of {_ops_table.amount(size)}")
+                else:
+                    yield job
+
+
+def _row(job: Job) -> dict[str, Any]:
+    size = work(job.op, _calls.on_meta(job.spec))
+    return {
+        "call": str(job), "op": job.op, "name": job.name, "dtype": job.dtype,
+        "spec": job.spec.to_json(), "bytes": size.bytes, "flops": size.flops,
+        "unit": "GB/s" if size.flops is None else "TFLOP/s",
+        "selected": None, "best": None, "checked": [], "cells": {},
+    }  # fmt: skip
+
+
+def _fill(row: dict[str, Any], job: Job, device: torch.device) -> None:
+    """Check every candidate of a call, then time those that are right, in turns."""
+    args, proof = build(job.spec, device), proof_of(job.op)
+    expected = expected_of(proof, args)
+    row["checked"] = [each.part.name for each in expected]
+    right = {}
+    for candidate in _calls.candidates(job.op, args, device):
+        cell = _judge(row, candidate, args, expected)
+        row["cells"][candidate.name] = cell
+        if cell["state"] == "right" and candidate.call is not None:
+            call = functools.partial(candidate.call, *_own(job.op, args).values())
+            right[candidate.name] = call
+    del expected
+    for turn in range(TURNS if device.type == "cuda" else 1):
+        for name in list(right)[:: -1 if turn % 2 else 1]:
+            _note_time(row["cells"][name], _measure.spread(right[name], device), row)
+    _compare(row)
+
+
+def _judge(
+    row: dict[str, Any], candidate: Candidate, args: Arguments, expected: Sequence[Expected]
+) -> _Cell:
+    """Run a candidate once, which also compiles it, and check what it gives."""
+    if candidate.call is None:
+        return _cell("refused", candidate.reason)
+    op, own, started = row["op"], _own(row["op"], args), time.monotonic()
+    try:
+        _poison(op, args)
+        with torch_ops.trace() as seen:
+            made = subject.call(subject.subject_of(candidate.call), proof_of(op), own)
+        took = time.monotonic() - started
+        error = check(op, args, made, expected)
+    except ViolationError as broken:
+        cause = broken.__cause__
+        if isinstance(cause, torch.OutOfMemoryError):
+            return _cell("memory", str(cause), red=candidate.name != EAGER)
+        return _cell("wrong" if cause is None else "failed", broken.detail, red=True)
+    if candidate.name == SELECTED:
+        row["selected"] = seen.records[0].backend.value
+    return _cell("right") | {"error": round(error, 4), "first_call_s": round(took, 2)}
+
+
+def _cell(state: str, reason: str = "", *, red: bool = False) -> _Cell:
+    return {"state": state, "reason": " ".join(reason.split())[:300], "red": red}
+
+
+def _own(op: str, args: Arguments) -> Arguments:
+    """Copy what the op writes."""
+    mutated = catalogue()[op].mutates
+    return {name: a.clone() if name in mutated else a for name, a in args.items()}
+
+
+def _poison(op: str, args: Arguments) -> None:
+    device = next(a.device for a in args.values() if isinstance(a, Tensor))
+    sizes = [out.numel() * out.element_size() for out in outputs_of(op, args)]
+    subject.poison(device, sizes)
+
+
+def _note_time(cell: _Cell, found: _measure.Spread, row: dict[str, Any]) -> None:
+    if found.us < cell.get("us", float("inf")):
+        names = zip(("us", "low_us", "high_us"), found, strict=True)
+        cell.update({name: round(us, 3) for name, us in names})
+        rate = row["bytes"] / 1e3 if row["flops"] is None else row["flops"] / 1e6
+        cell["rate"] = float(f"{rate / found.us:.4g}")
+
+
+def _compare(row: dict[str, Any]) -> None:
+    """Give each time over the best backend's."""
+    timed = {name: cell["us"] for name, cell in row["cells"].items() if "us" in cell}
+    peers = {name: us for name, us in timed.items() if name not in (EAGER, SELECTED)}
+    if peers:
+        row["best"] = min(peers, key=lambda name: peers[name])
+        for name, us in timed.items():
+            row["cells"][name]["ratio"] = round(us / peers[row["best"]], 3)
+
+
+def _close(row: dict[str, Any], reason: str, *, red: bool = False) -> None:
+    """Note why the candidates without a verdict, or a time, have none."""
+    for name in _calls.names_of(row["op"]):
+        cell = row["cells"].setdefault(name, {"state": "right"})
+        if cell["state"] == "right" and "us" not in cell:
+            cell.update(_cell("failed" if red else "late", reason, red=red))
+    _compare(row)
+
+
+def _free(device: torch.device) -> None:
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()

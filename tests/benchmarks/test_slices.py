@@ -1,0 +1,87 @@
+"""Parts of a call: what the oracle says of them is what it says of the whole call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from torch_ops.declarations import catalogue
+from torch_ops.testing.arguments import build
+from torch_ops.testing.compare import ViolationError
+from torch_ops.testing.proof import Arguments, proof_names, proof_of
+from torch_ops.testing.spec import Spec
+
+from .specs import attention, small
+
+ATTENTION = [
+    {"is_causal": causal, "window_left": window, "queries": queries}
+    for causal in (False, True)
+    for window in (-1, 5)
+    for queries in (1, 9, 24, 40)
+]
+
+
+@pytest.fixture(autouse=True)
+def low_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut small calls, too."""
+    from benchmarks import _slices
+
+    monkeypatch.setattr(_slices, "ROW_ELEMENTS", 100)
+    monkeypatch.setattr(_slices, "LOGITS", 300)
+
+
+def _same_as_whole(spec: Spec) -> int:
+    from benchmarks._slices import expected_of
+
+    args, proof = build(spec), proof_of(spec.op)
+    whole, parts = proof.oracle(args, catalogue()[spec.op].contract), expected_of(proof, args)
+    for part in parts:
+        for want, got in zip(whole, part.outputs, strict=True):
+            exact = part.part.take(want.value)
+            torch.testing.assert_close(got.value, exact, rtol=1e-12, atol=1e-12)
+            assert (want.bound is None) == (got.bound is None)
+            if want.bound is not None and got.bound is not None:
+                # A shorter sum has a smaller bound; never a larger one.
+                assert bool((got.bound <= part.part.take(want.bound) * (1 + 1e-12)).all())
+    return len(parts)
+
+
+@pytest.mark.parametrize("options", ATTENTION, ids=str)
+def test_parts_of_attention_are_exact(options: dict[str, Any]) -> None:
+    assert _same_as_whole(attention(**options)) >= 2
+
+
+@pytest.mark.parametrize("op", [op for op in proof_names() if not op.startswith("attention")])
+def test_rows_are_exact(op: str) -> None:
+    from benchmarks._slices import parts_of
+
+    spec = small(op, tokens=200)
+    assert _same_as_whole(spec) == 1
+    (part,) = parts_of(op, build(spec))
+    assert part.name != "all rows"
+
+
+def _outputs(args: Arguments) -> tuple[torch.Tensor]:
+    return (catalogue()["rms_norm"].reference(*args.values()),)
+
+
+def test_what_is_wrong_in_a_part_or_not_written_anywhere_is_seen() -> None:
+    from benchmarks._slices import check, expected_of, parts_of
+
+    args = build(small("rms_norm", tokens=200))
+    expected, (part,) = expected_of(proof_of("rms_norm"), args), parts_of("rms_norm", args)
+    (right,) = _outputs(args)
+    assert 0 < check("rms_norm", args, (right,), expected) <= 1
+    last = right.clone()
+    last[-1] *= 1.01
+    with pytest.raises(ViolationError, match="of its bound"):
+        check("rms_norm", args, (last,), expected)
+    outside = set(range(200)) - set(part.take(torch.arange(200)).tolist())
+    unwritten = right.clone()
+    unwritten[outside.pop(), 0] = torch.nan
+    with pytest.raises(ViolationError, match="1 elements are NaN"):
+        check("rms_norm", args, (unwritten,), expected)
+    with pytest.raises(ViolationError, match=r"received .*float32.*accepted .*bfloat16"):
+        check("rms_norm", args, (right.float(),), expected)
