@@ -8,7 +8,8 @@ import os
 import platform
 import signal
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -52,6 +53,25 @@ def spread(call: Callable[[], Any], device: torch.device, milliseconds: int = 10
     timer = Timer("call()", globals={"call": call}, num_threads=torch.get_num_threads())
     times = timer.blocked_autorange(min_run_time=milliseconds / 1000)
     return Spread(times.median * 1e6, times._p25 * 1e6, times._p75 * 1e6)
+
+
+def least(
+    contenders: Mapping[str, Callable[[], Any]], rounds: int, calls: int, device: torch.device
+) -> dict[str, float]:
+    """Give the host's microseconds for a call: the least over rounds of short bursts, in turns.
+
+    A GPU is idle when a burst begins; what the burst leaves there is waited for after its time.
+    """
+    best = dict.fromkeys(contenders, float("inf"))
+    for _ in range(rounds):
+        for name, call in contenders.items():
+            start = time.perf_counter()
+            for _ in range(calls):
+                call()
+            best[name] = min(best[name], (time.perf_counter() - start) / calls * 1e6)
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+    return best
 
 
 def copy_rate(device: torch.device) -> float:

@@ -7,14 +7,15 @@ minimum over the rounds counts. What is compared is the time over the bare funct
 from __future__ import annotations
 
 import platform
-import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.library import Library, custom_op, fallthrough_kernel
+from torch.library import custom_op
 
 import torch_ops
+from benchmarks import _plain
+from benchmarks._measure import least
 
 ROUNDS, CALLS = 60, 100
 # Limits of (ours - bare) / (contender - bare), by op, mode and contender.
@@ -24,32 +25,25 @@ LIMITS = {
     ("fused_add_rms_norm_", "grad"): {"custom_op": 0.35},
     ("fused_add_rms_norm_", "inference"): {"custom_op": 0.6},
 }
-_library = Library("torch_ops_benchmark", "FRAGMENT")
 
 
 def _contenders(op: str, args: tuple[Any, ...]) -> dict[str, Callable[[], Any]]:
     declaration = torch_ops.declarations.catalogue()[op]
     kernel = torch_ops.get_kernel(op, "torch")
     check = declaration.checker
-    assert check is not None
 
     def bare(*call: Any) -> Any:
         check(*call)
         return kernel(*call)
 
-    plain = f"{op}_define"
-    _library.define(f"{plain}{declaration.schema}")
-    _library.impl(plain, bare, "CPU")
-    for key in ("AutogradCPU", *(["ADInplaceOrView"] if declaration.mutates else [])):
-        _library.impl(plain, fallthrough_kernel, key)
+    define_op = _plain.define(f"{op}_define", declaration, bare)
     custom_op(
-        f"torch_ops_benchmark::{op}_custom",
+        f"{_plain.NAMESPACE}::{op}_custom",
         bare,
         mutates_args=declaration.mutates,
         schema=declaration.schema,
     )
-    namespace = torch.ops.torch_ops_benchmark
-    define_op, custom = getattr(namespace, plain), getattr(namespace, f"{op}_custom")
+    custom = getattr(getattr(torch.ops, _plain.NAMESPACE), f"{op}_custom")
     ours = getattr(torch.ops.torch_ops, op)
     return {
         "bare": lambda: bare(*args),
@@ -57,18 +51,6 @@ def _contenders(op: str, args: tuple[Any, ...]) -> dict[str, Callable[[], Any]]:
         "custom_op": lambda: custom(*args),
         "ours": lambda: ours(*args),
     }
-
-
-def _minimum(contenders: dict[str, Callable[[], Any]]) -> dict[str, float]:
-    """Give microseconds a call: the least over interleaved rounds."""
-    best = dict.fromkeys(contenders, float("inf"))
-    for _ in range(ROUNDS):
-        for name, call in contenders.items():
-            start = time.perf_counter()
-            for _ in range(CALLS):
-                call()
-            best[name] = min(best[name], (time.perf_counter() - start) / CALLS * 1e6)
-    return best
 
 
 def run() -> dict[str, Any]:
@@ -85,7 +67,7 @@ def run() -> dict[str, Any]:
         contenders = _contenders(op, args)
         for mode, context in modes.items():
             with context():
-                times = _minimum(contenders)
+                times = least(contenders, ROUNDS, CALLS, x.device)
             over = {name: t - times["bare"] for name, t in times.items()}
             limits = LIMITS[op, mode]
             ratios = {name: over["ours"] / over[name] for name in ("define_impl", "custom_op")}
