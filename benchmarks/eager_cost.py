@@ -1,0 +1,183 @@
+"""What the op costs over its kernel: a call in eager code, and a chain of calls in a graph.
+
+Eager: host time of a call through the op, less that of calling the chosen kernel's own function
+on the same arguments, which allocates its results as it does below the op. How much of that is
+PyTorch's dispatcher (``define`` and ``impl``, nothing of ours) and how much the argument checks is
+listed beside it. Compiled: host time of a graph of `LENGTH` calls, over that of a graph of the same
+kernel behind ``define`` and ``impl``. All in turns of short bursts on tiny tensors, the GPU idle;
+the least counts.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import torch_ops
+from benchmarks import _measure, _plain
+from torch_ops.declarations import catalogue
+
+LIMIT_US, GOAL_US = 3.5, 2.5  # a call through the op, less its kernel
+LENGTH, LIMIT_RATIO = 16, 1.05
+ROUNDS, CALLS = 200, 50
+GRAPH_ROUNDS, GRAPH_CALLS = 200, 5
+MODES = {"inference_mode": torch.inference_mode, "no_grad": torch.no_grad}
+_Arguments = tuple[Any, ...]
+_numbers = itertools.count()
+
+
+def run() -> dict[str, Any]:
+    """Measure on this machine's GPU, where it has one, and on its CPU."""
+    torch.set_num_threads(1)
+    report: dict[str, Any] = {"benchmark": "eager_cost", **_measure.machine(_measure.device_here())}
+    devices = dict.fromkeys((_measure.device_here(), torch.device("cpu")))
+    report["eager"] = [
+        _eager(op, mode, device)
+        for device in devices
+        for op in arguments_of(device)
+        for mode in MODES
+    ]
+    report["compiled"] = [
+        _compiled(op, device) for device in devices for op in arguments_of(device) if op in CHAINED
+    ]
+    report["load_after"] = _measure.load()
+    report["ok"] = all(row["ok"] for row in (*report["eager"], *report["compiled"]))
+    return report
+
+
+def arguments_of(device: torch.device) -> dict[str, _Arguments]:
+    """Give tiny arguments of the ops that are measured, in bfloat16."""
+
+    def new(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+        return torch.randn(shape, device=device).to(dtype)
+
+    x, residual, weight, bias = new(1, 64), new(1, 64), new(64), new(64)
+    angle = torch.arange(32, device=device) / 32
+    cache = torch.cat([angle.cos(), angle.sin()]).expand(4, 64).contiguous()
+    rope = (new(1, 4, 64), new(1, 2, 64), cache, torch.ones(1, dtype=torch.int64, device=device))
+    parts = [(new(1, 4, 64), new(1, 4, dtype=torch.float32)) for _ in "ab"]
+    return {
+        "rms_norm": (x, weight, 1e-6),
+        "gemma_rms_norm": (x, weight, 1e-6),
+        "layer_norm": (x, weight, bias, 1e-5),
+        "fused_add_rms_norm": (x, residual, weight, 1e-6),
+        "silu_and_mul": (new(1, 128),),
+        "gelu_and_mul": (new(1, 128),),
+        "apply_rope": rope,
+        "apply_rope_": rope,
+        "merge_state": (*parts[0], *parts[1]),
+    }
+
+
+# Their results are their first arguments again; a gate's are half as wide.
+CHAINED = (
+    "rms_norm", "gemma_rms_norm", "layer_norm", "fused_add_rms_norm", "apply_rope", "apply_rope_",
+    "merge_state",
+)  # fmt: skip
+
+
+def chosen(op: str, args: _Arguments) -> tuple[str, Callable[..., Any]]:
+    """Run an op and give the backend that ran, and its kernel's own function."""
+    with torch.no_grad(), torch_ops.trace() as seen:
+        getattr(torch.ops.torch_ops, op)(*args)
+    backend = seen.records[0].backend.value
+    return backend, torch_ops.get_kernel(op, backend)
+
+
+def _eager(op: str, mode: str, device: torch.device) -> dict[str, Any]:
+    args = arguments_of(device)[op]
+    backend, kernel = chosen(op, args)
+    checker = catalogue()[op].checker
+
+    def checked(*call: Any) -> Any:
+        checker(*call)
+        return kernel(*call)
+
+    ways = {
+        "direct": kernel,
+        "dispatcher": _plain.define(f"{op}_{next(_numbers)}", catalogue()[op], kernel),
+        "checks": checked,
+        "op": getattr(torch.ops.torch_ops, op),
+    }
+    calls = {name: functools.partial(call, *args) for name, call in ways.items()}
+    with MODES[mode]():
+        us = _measure.least(calls, ROUNDS, CALLS, device)
+    over = us["op"] - us["direct"]
+    return {
+        "op": op, "mode": mode, "device": device.type, "backend": backend,
+        "direct_us": round(us["direct"], 3), "op_us": round(us["op"], 3),
+        "over_us": round(over, 3), "limit_us": LIMIT_US, "ok": over <= LIMIT_US,
+        "dispatcher_us": round(us["dispatcher"] - us["direct"], 3),
+        "checks_us": round(us["checks"] - us["direct"], 3),
+    }  # fmt: skip
+
+
+def chain(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Make a function of `LENGTH` calls, each on the results of the one before."""
+
+    def chained(*args: Any) -> Any:
+        for _ in range(LENGTH):
+            result = call(*args)
+            results = (result,) if isinstance(result, Tensor) else tuple(result or ())
+            args = (*results, *args[len(results) :])
+        return args[:2]
+
+    return chained
+
+
+def _compiled(op: str, device: torch.device) -> dict[str, Any]:
+    args = arguments_of(device)[op]
+    backend, kernel = chosen(op, args)
+    plain = _plain.define(f"{op}_{next(_numbers)}", catalogue()[op], kernel)
+    calls = {}
+    torch._dynamo.reset()
+    with torch.no_grad():
+        for name, call in (("direct", plain), ("op", getattr(torch.ops.torch_ops, op))):
+            graph = torch.compile(chain(call), fullgraph=True)
+            calls[name] = functools.partial(graph, *args)
+            calls[name]()
+        us = _measure.least(calls, GRAPH_ROUNDS, GRAPH_CALLS, device)
+    ratio = us["op"] / us["direct"]
+    return {
+        "op": op, "device": device.type, "backend": backend, "calls": LENGTH,
+        "direct_us": round(us["direct"], 2), "op_us": round(us["op"], 2),
+        "ratio": round(ratio, 4), "limit": LIMIT_RATIO, "ok": ratio <= LIMIT_RATIO,
+    }  # fmt: skip
+
+
+def table(report: dict[str, Any]) -> str:
+    """Format the report for people."""
+    versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
+    eager = "{:20}{:8}{:16}{:12}{:>9}{:>9}{:>9}{:>12}{:>9}"
+    compiled = "{:20}{:8}{:28}{:>9}{:>9}{:>9}"
+    lines = [
+        f"{report['device']}, {versions}, load {report['load'][0]} before and "
+        f"{report['load_after'][0]} after",
+        f"eager, us a call, at most {LIMIT_US} over the kernel (goal {GOAL_US})",
+        eager.format(
+            "op", "device", "mode", "backend", "direct", "op", "over", "dispatcher", "checks"
+        ),
+    ]
+    names = ("op", "device", "mode", "backend")
+    for row in report["eager"]:
+        keys = ("direct_us", "op_us", "over_us", "dispatcher_us", "checks_us")
+        cells = [*(row[name] for name in names), *(f"{row[key]:.2f}" for key in keys)]
+        lines.append(f"{eager.format(*cells)}  {_verdict(row)}")
+    lines.append(f"compiled, us for {LENGTH} calls, at most {LIMIT_RATIO} of define + impl")
+    lines.append(compiled.format("op", "device", "backend", "direct", "op", "ratio"))
+    for row in report["compiled"]:
+        numbers = [f"{row['direct_us']:.2f}", f"{row['op_us']:.2f}", f"{row['ratio']:.3f}"]
+        cells = [row["op"], row["device"], row["backend"], *numbers]
+        lines.append(f"{compiled.format(*cells)}  {_verdict(row)}")
+    return "\n".join(lines)
+
+
+def _verdict(row: dict[str, Any]) -> str:
+    if not row["ok"]:
+        return "OVER"
+    return "ok, over the goal" if row.get("over_us", 0.0) > GOAL_US else "ok"
