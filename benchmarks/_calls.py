@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 import torch_ops
+from benchmarks import _measure
 from torch_ops import kernels, selector
 from torch_ops.declarations import catalogue
 from torch_ops.platform import Platform
@@ -52,6 +54,22 @@ class Candidate:
     name: str
     call: Callable[..., Any] | None
     reason: str = ""
+
+
+@dataclass(frozen=True)
+class Share:
+    """Calls of one backend, for one process to compile.
+
+    Attributes:
+        backend: Its name.
+        specs: Of one op and dtype.
+    """
+
+    backend: str
+    specs: tuple[Spec, ...]
+
+    def __str__(self) -> str:
+        return f"{self.backend} {self.specs[0].op} {self.specs[0].operands[0][1].dtype}"
 
 
 def named(op: str, dtype: str) -> Mapping[str, Spec]:
@@ -99,3 +117,20 @@ def on_meta(spec: Spec) -> Arguments:
         else:
             found[name] = spec.param.get(name)
     return found
+
+
+def run_once(share: Share) -> None:
+    """Run a backend on calls without content, where it takes them, so that it is compiled."""
+    device = _measure.device_here()
+    for spec in share.specs:
+        args = {
+            name: torch.zeros_like(a, device=device) if isinstance(a, Tensor) else a
+            for name, a in on_meta(spec).items()
+        }
+        for candidate in candidates(spec.op, args, device):
+            if candidate.name == share.backend and candidate.call is not None:
+                with torch.no_grad():
+                    candidate.call(*args.values())
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()

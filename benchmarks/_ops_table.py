@@ -21,14 +21,15 @@ def table(report: dict[str, Any]) -> str:
     ]
     for op in dict.fromkeys(row["op"] for row in report["rows"]):
         lines += _op(op, [row for row in report["rows"] if row["op"] == op])
+    lines += [f"compiling ahead: {text[:200]}" for text in report.get("ahead", ())]
     lines += [f"not measured: {text}" for text in report["not_measured"]]
     return "\n".join([*lines, "ok" if report["ok"] else "NOT OK"])
 
 
 def amount(size: Work) -> str:
     """Spell how much work a call is."""
-    flops = "" if size.flops is None else f" and {size.flops / 1e9:.2f} GFLOP"
-    return f"{size.bytes / 1e6:.2f} MB{flops}"
+    flops = "" if size.flops is None else f" and {size.flops / 1e9:.3g} GFLOP"
+    return f"{size.bytes / 1e6:.3g} MB{flops}"
 
 
 def _op(op: str, rows: Sequence[_Row]) -> Iterator[str]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import functools
 import gc
+import os
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -25,6 +26,7 @@ from torch import Tensor
 
 import torch_ops
 from benchmarks import _calls, _measure, _ops_table, _plots
+from benchmarks._ahead import compile_ahead
 from benchmarks._calls import EAGER, SELECTED, Candidate, Job
 from benchmarks._slices import Expected, check, expected_of
 from benchmarks._work import Work, outputs_of, work
@@ -33,11 +35,15 @@ from torch_ops.testing import subject
 from torch_ops.testing.arguments import build
 from torch_ops.testing.compare import ViolationError
 from torch_ops.testing.proof import Arguments, proof_names, proof_of
+from torch_ops.testing.spec import Spec
 
 DTYPES = ("bfloat16", "float16", "float32")
 CPU_WORK = Work(bytes=1 << 24, flops=1 << 31)  # larger calls are left out on a CPU
 OUTPUT_SECONDS = 10.0  # of a limit: for tables and plots
 TURNS = 2
+REFERENCES = (EAGER, "torch", "inductor")  # they hold all logits of attention, which may not fit
+AHEAD = ("flashinfer", "inductor", "triton")  # whose kernels are compiled, the slowest first
+AHEAD_SECONDS = 150.0
 _Cell = dict[str, Any]
 table = _ops_table.table
 
@@ -47,12 +53,18 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--op", action="append", choices=sorted(catalogue()), help="these alone")
     parser.add_argument("--dtype", action="append", choices=DTYPES, help="these alone")
     parser.add_argument("--seconds", type=float, help="stop then; what is left is listed")
+    parser.add_argument(
+        "--workers",
+        type=int,
+        help="processes that compile ahead; 0 on a CPU, else its cores less 2",
+    )
 
 
 def run(
     op: Sequence[str] | None = None,
     dtype: Sequence[str] | None = None,
     seconds: float | None = None,
+    workers: int | None = None,
 ) -> dict[str, Any]:
     """Check and time.
 
@@ -60,6 +72,7 @@ def run(
         op: Names of ops; all where None.
         dtype: Names of dtypes; `DTYPES` where None.
         seconds: When to stop; calls that weren't reached are listed as not measured.
+        workers: How many processes compile ahead, for at most half of the time.
     """
     started, device = time.monotonic(), _measure.device_here()
     report: dict[str, Any] = {"benchmark": "ops", **_measure.machine(device), "rows": []}
@@ -69,6 +82,7 @@ def run(
     limit = None if seconds is None else max(seconds - OUTPUT_SECONDS, seconds / 2)
     try:
         with torch.no_grad(), _measure.limited(limit):
+            report["ahead"] = _compile_ahead(waiting, device, workers, limit)
             report["copy_tb_s"] = _measure.copy_rate(device)
             while waiting:
                 report["rows"].append(row := _row(waiting[0]))
@@ -119,6 +133,23 @@ def _jobs(
                     yield job
 
 
+def _compile_ahead(
+    jobs: Sequence[Job], device: torch.device, workers: int | None, limit: float | None
+) -> list[str]:
+    """Run every call once in other processes; gives what failed there."""
+    if workers is None:
+        workers = max((os.cpu_count() or 1) - 2, 1) if device.type == "cuda" else 0
+    if not workers:
+        return []
+    groups: dict[tuple[str, str, str], list[Spec]] = {}
+    for backend in AHEAD:
+        for job in jobs:  # one process for all calls of a kernel: they may share what is compiled
+            groups.setdefault((backend, job.op, job.dtype), []).append(job.spec)
+    tasks = [_calls.Share(backend, tuple(specs)) for (backend, _, _), specs in groups.items()]
+    seconds = AHEAD_SECONDS if limit is None else min(AHEAD_SECONDS, limit / 2)
+    return compile_ahead(_calls.run_once, tasks, workers, seconds)
+
+
 def _row(job: Job) -> dict[str, Any]:
     size = work(job.op, _calls.on_meta(job.spec))
     return {
@@ -164,7 +195,7 @@ def _judge(
     except ViolationError as broken:
         cause = broken.__cause__
         if isinstance(cause, torch.OutOfMemoryError):
-            return _cell("memory", str(cause), red=candidate.name != EAGER)
+            return _cell("memory", str(cause), red=candidate.name not in REFERENCES)
         return _cell("wrong" if cause is None else "failed", broken.detail, red=True)
     if candidate.name == SELECTED:
         row["selected"] = seen.records[0].backend.value

@@ -8,10 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import multiprocessing
-import os
-import queue
-import signal
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +18,7 @@ from torch import Tensor
 
 import torch_ops
 from benchmarks import _row_cases as cases
+from benchmarks._ahead import compile_ahead
 from benchmarks._measure import copy_rate, spread
 from torch_ops.declarations import catalogue
 
@@ -102,51 +99,12 @@ def _prepare() -> list[str]:
             if key not in seen:
                 seen.add(key)
                 tasks.append(("candidate", index, label))
-    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
-    context = multiprocessing.get_context("spawn")
-    problems: Any = context.Queue()
-    workers = [
-        context.Process(target=_work, args=(tasks[i::WORKERS], problems)) for i in range(WORKERS)
-    ]
-    for worker in workers:
-        worker.start()
-    deadline = time.monotonic() + COMPILE_SECONDS
-    found = []
-    while any(worker.is_alive() for worker in workers) and time.monotonic() < deadline:
-        with contextlib.suppress(queue.Empty):
-            found.append(problems.get(timeout=0.2))
-    for worker in workers:
-        if worker.is_alive():
-            found.append(f"worker {worker.pid}: not done in {COMPILE_SECONDS} s")
-        with contextlib.suppress(ProcessLookupError):  # its compilers, too: nothing else may run
-            os.killpg(_group(worker), signal.SIGKILL)
-        worker.kill()
-        worker.join()
-    with contextlib.suppress(queue.Empty):
-        while True:
-            found.append(problems.get(timeout=0.5))
-    return found
+    return compile_ahead(_compile, tasks, WORKERS, COMPILE_SECONDS)
 
 
-def _group(worker: Any) -> int:
-    """Give the process group that a worker has made itself."""
-    pid: int = worker.pid
-    return pid
-
-
-def _work(tasks: list[tuple[str, int, str]], problems: Any) -> None:
-    """Run a worker's share, in a process group of its own."""
-    os.setpgrp()
-    for kind, index, name in tasks:
-        try:
-            _compile(kind, index, name)
-        except Exception as error:  # the kernel is timed or fails again in the main process
-            text = f"{type(error).__name__}: {str(error)[:200]}"
-            problems.put(f"{kind} {cases.CASES[index]} {name}: {text}")
-
-
-def _compile(kind: str, index: int, name: str) -> None:
+def _compile(task: tuple[str, int, str]) -> None:
     """Run one call once, for the compilers' caches on disk."""
+    kind, index, name = task
     case = cases.CASES[index]
     args = cases.arguments(case, torch.device("cuda"))
     if kind == "peer":

@@ -85,3 +85,13 @@ def test_what_is_wrong_in_a_part_or_not_written_anywhere_is_seen() -> None:
         check("rms_norm", args, (unwritten,), expected)
     with pytest.raises(ViolationError, match=r"received .*float32.*accepted .*bfloat16"):
         check("rms_norm", args, (right.float(),), expected)
+
+
+@pytest.mark.parametrize("op", proof_names())
+def test_oracles_compute_where_their_tensors_are(op: str) -> None:
+    """A tensor made elsewhere raises: on meta as on a GPU."""
+    from benchmarks._calls import on_meta
+
+    with torch.device("meta"):
+        outputs = proof_of(op).oracle(on_meta(small(op)), catalogue()[op].contract)
+    assert {output.value.device.type for output in outputs} == {"meta"}
