@@ -190,6 +190,7 @@ def _judge(
         _poison(op, args)
         with torch_ops.trace() as seen:
             made = subject.call(subject.subject_of(candidate.call), proof_of(op), own)
+        _measure.wait()  # a fault of a GPU's kernel comes to light here
         took = time.monotonic() - started
         error = check(op, args, made, expected)
     except ViolationError as broken:
@@ -197,6 +198,8 @@ def _judge(
         if isinstance(cause, torch.OutOfMemoryError):
             return _cell("memory", str(cause), red=candidate.name not in REFERENCES)
         return _cell("wrong" if cause is None else "failed", broken.detail, red=True)
+    except Exception as error:
+        return _cell("failed", f"{type(error).__name__}: {error}", red=True)
     if candidate.name == SELECTED:
         row["selected"] = seen.records[0].backend.value
     return _cell("right") | {"error": round(error, 4), "first_call_s": round(took, 2)}

@@ -80,6 +80,19 @@ def _no_memory(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     raise torch.OutOfMemoryError("tried to allocate 1 PiB")
 
 
+def test_a_fault_that_comes_to_light_later_is_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    from benchmarks import _measure, ops
+
+    def fault() -> None:
+        raise RuntimeError("an illegal memory access was encountered")
+
+    monkeypatch.setattr(_measure, "wait", fault)
+    report = ops.run(op=["rms_norm"], dtype=["bfloat16"])
+    cells = report["rows"][0]["cells"].values()
+    assert {cell["state"] for cell in cells} == {"failed"}
+    assert all("an illegal memory access" in cell["reason"] for cell in cells)
+
+
 @pytest.mark.parametrize(
     ("kernel", "state", "reason"),
     [
