@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +14,9 @@ from benchmarks import _measure
 from torch_ops import kernels, selector
 from torch_ops.declarations import catalogue
 from torch_ops.platform import Platform
+from torch_ops.testing.arguments import make, to_device
 from torch_ops.testing.proof import Arguments, proof_of
-from torch_ops.testing.spec import Spec
+from torch_ops.testing.spec import Operand, Spec
 
 EAGER, SELECTED = "eager", "selected"
 BACKENDS = ("torch", "inductor", "triton", "sgl_kernel", "flashinfer")
@@ -106,17 +107,65 @@ def candidates(op: str, args: Arguments, device: torch.device) -> list[Candidate
     return found
 
 
+class Maker:
+    """Makes the arguments of calls, as `torch_ops.testing.arguments.build` does, and keeps tensors.
+
+    A large one takes the host seconds; the calls of other ops have the same.
+
+    Attributes:
+        device: Where the tensors go.
+        limit: Bytes to keep; past it all of them are let go.
+    """
+
+    def __init__(self, device: torch.device, limit: int) -> None:
+        self.device, self.limit = device, limit
+        self._kept: dict[tuple[Operand, tuple[int, ...], str], Tensor] = {}
+
+    def __call__(self, spec: Spec) -> Arguments:
+        """Make a call's arguments; nobody may write to them."""
+        return _arguments(spec, self._tensor)
+
+    def _tensor(self, operand: Operand, shape: tuple[int, ...], key: str) -> Tensor:
+        tensor = self._kept.get((operand, shape, key))
+        if tensor is None:
+            tensor = to_device(make(operand, shape, key), self.device)
+            held = sum(t.untyped_storage().nbytes() for t in (tensor, *self._kept.values()))
+            if held > self.limit:
+                self._kept.clear()
+            else:
+                self._kept[operand, shape, key] = tensor
+        return tensor
+
+
 def on_meta(spec: Spec) -> Arguments:
     """Make a call's arguments without data: enough to count its work."""
-    proof, operands = proof_of(spec.op), spec.operand
+
+    def empty(operand: Operand, shape: tuple[int, ...], _: str) -> Tensor:
+        return torch.empty(shape, dtype=getattr(torch, operand.dtype), device="meta")
+
+    return _arguments(spec, empty)
+
+
+def _arguments(spec: Spec, tensor: Callable[[Operand, tuple[int, ...], str], Tensor]) -> Arguments:
+    proof, operands, params = proof_of(spec.op), spec.operand, spec.param
     shapes, found = proof.shapes(spec), dict[str, Any]()
     for name in proof.arguments:
         if name in operands:
-            dtype = getattr(torch, operands[name].dtype)
-            found[name] = torch.empty(shapes[name], dtype=dtype, device="meta")
+            found[name] = tensor(operands[name], shapes[name], f"{spec.seed}/{name}")
         else:
-            found[name] = spec.param.get(name)
+            found[name] = params.get(name)
     return found
+
+
+def copied(args: Arguments, names: Sequence[str]) -> Arguments:
+    """Give the arguments with copies of the named tensors, gaps between elements included."""
+    return {n: _copy(a) if n in names and isinstance(a, Tensor) else a for n, a in args.items()}
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    flat = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    flat = flat.set_(tensor.untyped_storage()).clone()
+    return flat.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
 def run_once(share: Share) -> None:

@@ -53,6 +53,7 @@ class Expected:
 def expected_of(proof: Proof, args: Arguments) -> list[Expected]:
     """Ask the oracle, on the device of the arguments, about parts of a call."""
     contract, found = catalogue()[proof.op].contract, []
+    args = {n: a.contiguous() if isinstance(a, Tensor) else a for n, a in args.items()}
     device = next(a.device for a in args.values() if isinstance(a, Tensor))
     for part in parts_of(proof.op, args):
         with torch.device(device):  # masks that the oracle makes are where its tensors are

@@ -1,9 +1,10 @@
 """Every op on its named calls: all kernels side by side, those alone that prove right.
 
 Each candidate runs on the same arguments. Its results are compared with the float64 oracle within
-the derived bound, with NaN in the memory that outputs come from: all of a small call, of a large
-one rows, or queries and heads, at both ends and in between, and nowhere may NaN be left. A
-candidate that is wrong or fails gets no time, and the report isn't ok.
+the derived bound: all of a small call; of a large one rows, or queries and heads, at both ends and
+in between. NaN in the memory that outputs come from may be left nowhere, and inputs stay as they
+are. A candidate that is wrong or fails gets no time, and the report isn't ok; a reference that is
+out of memory gets no time either.
 
 GB/s count bytes read and written once, TFLOP/s of attention the visible pairs alone; `_work` has
 the formulas. Times are medians; on a GPU the L2 cache is cold and each candidate has two turns, of
@@ -27,20 +28,21 @@ from torch import Tensor
 import torch_ops
 from benchmarks import _calls, _measure, _ops_table, _plots
 from benchmarks._ahead import compile_ahead
-from benchmarks._calls import EAGER, SELECTED, Candidate, Job
+from benchmarks._calls import EAGER, SELECTED, Candidate, Job, Maker
 from benchmarks._slices import Expected, check, expected_of
 from benchmarks._work import Work, outputs_of, work
 from torch_ops.declarations import catalogue
 from torch_ops.testing import subject
-from torch_ops.testing.arguments import build
 from torch_ops.testing.compare import ViolationError
+from torch_ops.testing.contract import Snapshot, check_fresh
 from torch_ops.testing.proof import Arguments, proof_names, proof_of
 from torch_ops.testing.spec import Spec
 
 DTYPES = ("bfloat16", "float16", "float32")
 CPU_WORK = Work(bytes=1 << 24, flops=1 << 31)  # larger calls are left out on a CPU
 OUTPUT_SECONDS = 10.0  # of a limit: for tables and plots
-TURNS = 2
+TURNS, TURN_MILLISECONDS = 2, 50
+KEPT_BYTES = 1 << 33  # of arguments, on a GPU
 REFERENCES = (EAGER, "torch", "inductor")  # they hold all logits of attention, which may not fit
 AHEAD = ("flashinfer", "inductor", "triton")  # whose kernels are compiled, the slowest first
 AHEAD_SECONDS = 150.0
@@ -80,6 +82,7 @@ def run(
     report["not_measured"] = left_out
     waiting = list(_jobs(op or sorted(catalogue()), dtype or DTYPES, device, left_out))
     limit = None if seconds is None else max(seconds - OUTPUT_SECONDS, seconds / 2)
+    make = Maker(device, KEPT_BYTES if device.type == "cuda" else 0)
     try:
         with torch.no_grad(), _measure.limited(limit):
             report["ahead"] = _compile_ahead(waiting, device, workers, limit)
@@ -87,7 +90,7 @@ def run(
             while waiting:
                 report["rows"].append(row := _row(waiting[0]))
                 try:
-                    _fill(row, waiting[0], device)
+                    _fill(row, waiting[0], make)
                 except Exception as error:  # of the oracle, or while timing: this call is red
                     _close(row, f"{type(error).__name__}: {error}", red=True)
                 del waiting[0]
@@ -160,22 +163,23 @@ def _row(job: Job) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _fill(row: dict[str, Any], job: Job, device: torch.device) -> None:
+def _fill(row: dict[str, Any], job: Job, make: Maker) -> None:
     """Check every candidate of a call, then time those that are right, in turns."""
-    args, proof = build(job.spec, device), proof_of(job.op)
-    expected = expected_of(proof, args)
+    args, device, mutated = make(job.spec), make.device, catalogue()[job.op].mutates
+    expected = expected_of(proof_of(job.op), args)
     row["checked"] = [each.part.name for each in expected]
     right = {}
     for candidate in _calls.candidates(job.op, args, device):
         cell = _judge(row, candidate, args, expected)
         row["cells"][candidate.name] = cell
         if cell["state"] == "right" and candidate.call is not None:
-            call = functools.partial(candidate.call, *_own(job.op, args).values())
+            call = functools.partial(candidate.call, *_calls.copied(args, mutated).values())
             right[candidate.name] = call
     del expected
     for turn in range(TURNS if device.type == "cuda" else 1):
         for name in list(right)[:: -1 if turn % 2 else 1]:
-            _note_time(row["cells"][name], _measure.spread(right[name], device), row)
+            found = _measure.spread(right[name], device, TURN_MILLISECONDS)
+            _note_time(row["cells"][name], found, row)
     _compare(row)
 
 
@@ -185,14 +189,18 @@ def _judge(
     """Run a candidate once, which also compiles it, and check what it gives."""
     if candidate.call is None:
         return _cell("refused", candidate.reason)
-    op, own, started = row["op"], _own(row["op"], args), time.monotonic()
+    op, own, started = row["op"], _calls.copied(args, list(args)), time.monotonic()
+    before, mutated = Snapshot.take(own), catalogue()[op].mutates
     try:
         _poison(op, args)
         with torch_ops.trace() as seen:
             made = subject.call(subject.subject_of(candidate.call), proof_of(op), own)
         _measure.wait()  # a fault of a GPU's kernel comes to light here
         took = time.monotonic() - started
-        error = check(op, args, made, expected)
+        before.check(own, mutated)
+        if not mutated:
+            check_fresh(made, own, ())
+        ratio = check(op, args, made, expected)
     except ViolationError as broken:
         cause = broken.__cause__
         if isinstance(cause, torch.OutOfMemoryError):
@@ -202,17 +210,11 @@ def _judge(
         return _cell("failed", f"{type(error).__name__}: {error}", red=True)
     if candidate.name == SELECTED:
         row["selected"] = seen.records[0].backend.value
-    return _cell("right") | {"error": round(error, 4), "first_call_s": round(took, 2)}
+    return _cell("right") | {"error": round(ratio, 4), "first_call_s": round(took, 2)}
 
 
 def _cell(state: str, reason: str = "", *, red: bool = False) -> _Cell:
     return {"state": state, "reason": " ".join(reason.split())[:300], "red": red}
-
-
-def _own(op: str, args: Arguments) -> Arguments:
-    """Copy what the op writes."""
-    mutated = catalogue()[op].mutates
-    return {name: a.clone() if name in mutated else a for name, a in args.items()}
 
 
 def _poison(op: str, args: Arguments) -> None:

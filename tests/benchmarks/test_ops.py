@@ -72,6 +72,12 @@ def _unwritten(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return torch.full_like(x, torch.nan)
 
 
+def _writes_its_input(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    out = torch.nn.functional.rms_norm(x.float(), x.shape[-1:], weight.float(), eps).to(x.dtype)
+    x[0, 0] += 1
+    return out
+
+
 def _raises(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     raise RuntimeError("a kernel that fails")
 
@@ -98,6 +104,7 @@ def test_a_fault_that_comes_to_light_later_is_the_kernels(monkeypatch: pytest.Mo
     [
         (_one_percent, "wrong", "of its bound"),
         (_unwritten, "wrong", "wrong class of value"),
+        (_writes_its_input, "wrong", "x: an input changed"),
         (_raises, "failed", "a kernel that fails"),
     ],
 )
@@ -115,7 +122,7 @@ def test_wrong_kernels_get_no_time(
     assert reason in cell["reason"]
     assert "us" not in cell
     assert row["best"] is None
-    assert "us" in row["cells"]["eager"]
+    assert all("us" in row["cells"][name] for name in ("eager", "selected"))
     assert f"torch {state.upper()}: " in ops.table(report)
     assert ops.table(report).endswith("NOT OK")
 

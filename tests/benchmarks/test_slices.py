@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from torch_ops.testing.spec import Spec
 
 from .specs import attention, small
 
+CPU = torch.device("cpu")
 ATTENTION = [
     {"is_causal": causal, "window_left": window, "queries": queries}
     for causal in (False, True)
@@ -95,3 +97,29 @@ def test_oracles_compute_where_their_tensors_are(op: str) -> None:
     with torch.device("meta"):
         outputs = proof_of(op).oracle(on_meta(small(op)), catalogue()[op].contract)
     assert {output.value.device.type for output in outputs} == {"meta"}
+
+
+@pytest.mark.parametrize("op", proof_names())
+def test_arguments_are_those_that_proofs_make(op: str) -> None:
+    """Also when they are kept from one call to the next, and with gaps between elements."""
+    from benchmarks._calls import Maker, copied
+
+    spec = small(op)
+    first, operand = spec.operands[0]
+    spec = spec.replace(
+        operands=spec.operand | {first: dataclasses.replace(operand, layout="row_stride")}
+    )
+    make, expected = Maker(CPU, 1 << 20), build(spec)
+    kept = [make(spec), make(spec)]
+    for args in (*kept, copied(kept[0], list(expected))):
+        assert list(args) == list(expected)
+        for name, want in expected.items():
+            if isinstance(want, torch.Tensor):
+                assert (args[name].stride(), args[name].dtype) == (want.stride(), want.dtype)
+                assert torch.equal(args[name], want)
+            else:
+                assert args[name] == want
+    assert kept[0][first] is kept[1][first]
+    assert copied(kept[0], ())[first] is kept[0][first]
+    assert copied(kept[0], [first])[first] is not kept[0][first]
+    assert Maker(CPU, 0)(spec)[first] is not kept[0][first]
