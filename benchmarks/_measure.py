@@ -35,12 +35,6 @@ def device_here() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def wait() -> None:
-    """Wait for the GPU, where there is one."""
-    if torch.cuda.is_initialized():
-        torch.cuda.synchronize()
-
-
 def spread(call: Callable[[], Any], device: torch.device, milliseconds: int = 100) -> Spread:
     """Time a call, on a GPU with a cold L2 cache.
 
@@ -76,7 +70,7 @@ def least(
                 call()
             best[name] = min(best[name], (time.perf_counter() - start) / calls * 1e6)
             if device.type == "cuda":
-                wait()
+                torch.cuda.synchronize()
     return best
 
 

@@ -18,7 +18,7 @@ import functools
 import gc
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from benchmarks._slices import Expected, check, expected_of
 from benchmarks._work import Work, outputs_of, work
 from torch_ops.declarations import catalogue
 from torch_ops.testing import subject
-from torch_ops.testing.compare import ViolationError
+from torch_ops.testing.compare import DeviceLostError, ViolationError
 from torch_ops.testing.contract import Snapshot, check_fresh
 from torch_ops.testing.proof import Arguments, proof_names, proof_of
 from torch_ops.testing.spec import Spec
@@ -46,6 +46,7 @@ KEPT_BYTES = 1 << 33  # of arguments, on a GPU
 REFERENCES = (EAGER, "torch", "inductor")  # they hold all logits of attention, which may not fit
 AHEAD = ("flashinfer", "inductor", "triton")  # whose kernels are compiled, the slowest first
 AHEAD_SECONDS = 150.0
+_LOST = (DeviceLostError, torch.AcceleratorError)  # the GPU serves this process no more
 _Cell = dict[str, Any]
 table = _ops_table.table
 
@@ -89,18 +90,12 @@ def run(
             report["copy_tb_s"] = _measure.copy_rate(device)
             while waiting:
                 report["rows"].append(row := _row(waiting[0]))
-                try:
-                    _fill(row, waiting[0], make)
-                except Exception as error:  # of the oracle, or while timing: this call is red
-                    _close(row, f"{type(error).__name__}: {error}", red=True)
+                _measure_one(row, waiting[0], make)
                 del waiting[0]
-                _free(device)
     except _measure.OutOfTimeError:
-        late = f"not reached within {limit} s"
-        if waiting and report["rows"] and report["rows"][-1]["call"] == str(waiting[0]):
-            _close(report["rows"][-1], late)
-            del waiting[0]
-        left_out += [f"{job}: {late}" for job in waiting]
+        _stop(report, waiting, f"not reached within {limit} s", red=False)
+    except _LOST as lost:
+        _stop(report, waiting, f"the GPU was lost: {_first_line(lost)}", red=True)
     report["load_after"] = _measure.load()
     report["seconds"] = round(time.monotonic() - started, 1)
     cells = [cell for row in report["rows"] for cell in row["cells"].values()]
@@ -163,6 +158,18 @@ def _row(job: Job) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _measure_one(row: dict[str, Any], job: Job, make: Maker) -> None:
+    try:
+        _fill(row, job, make)
+    except _LOST:
+        raise
+    except Exception as error:  # of the oracle, or while timing
+        _close(row, f"{type(error).__name__}: {error}", red=True)
+    gc.collect()
+    if make.device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
 def _fill(row: dict[str, Any], job: Job, make: Maker) -> None:
     """Check every candidate of a call, then time those that are right, in turns."""
     args, device, mutated = make(job.spec), make.device, catalogue()[job.op].mutates
@@ -186,29 +193,46 @@ def _fill(row: dict[str, Any], job: Job, make: Maker) -> None:
 def _judge(
     row: dict[str, Any], candidate: Candidate, args: Arguments, expected: Sequence[Expected]
 ) -> _Cell:
-    """Run a candidate once, which also compiles it, and check what it gives."""
+    """Give the verdict on a candidate.
+
+    Raises:
+        DeviceLostError: It left the GPU unusable; the row has its cell already.
+    """
     if candidate.call is None:
         return _cell("refused", candidate.reason)
-    op, own, started = row["op"], _calls.copied(args, list(args)), time.monotonic()
-    before, mutated = Snapshot.take(own), catalogue()[op].mutates
     try:
-        _poison(op, args)
-        with torch_ops.trace() as seen:
-            made = subject.call(subject.subject_of(candidate.call), proof_of(op), own)
-        _measure.wait()  # a fault of a GPU's kernel comes to light here
-        took = time.monotonic() - started
-        before.check(own, mutated)
-        if not mutated:
-            check_fresh(made, own, ())
-        ratio = check(op, args, made, expected)
+        return _checked(row, candidate.name, candidate.call, args, expected)
     except ViolationError as broken:
         cause = broken.__cause__
         if isinstance(cause, torch.OutOfMemoryError):
             return _cell("memory", str(cause), red=candidate.name not in REFERENCES)
         return _cell("wrong" if cause is None else "failed", broken.detail, red=True)
+    except _LOST as lost:
+        row["cells"][candidate.name] = _cell("failed", str(lost), red=True)
+        raise
     except Exception as error:
         return _cell("failed", f"{type(error).__name__}: {error}", red=True)
-    if candidate.name == SELECTED:
+
+
+def _checked(
+    row: dict[str, Any],
+    name: str,
+    call: Callable[..., Any],
+    args: Arguments,
+    expected: Sequence[Expected],
+) -> _Cell:
+    """Run a candidate once on copies, which also compiles it, and check what it gives."""
+    op, own, started = row["op"], _calls.copied(args, list(args)), time.monotonic()
+    before, mutated = Snapshot.take(own), catalogue()[op].mutates
+    _poison(op, args)
+    with torch_ops.trace() as seen:
+        made = subject.call(subject.subject_of(call), proof_of(op), own)
+    took = time.monotonic() - started
+    before.check(own, mutated)
+    if not mutated:
+        check_fresh(made, own, ())
+    ratio = check(op, args, made, expected)
+    if name == SELECTED:
         row["selected"] = seen.records[0].backend.value
     return _cell("right") | {"error": round(ratio, 4), "first_call_s": round(took, 2)}
 
@@ -241,6 +265,20 @@ def _compare(row: dict[str, Any]) -> None:
             row["cells"][name]["ratio"] = round(us / peers[row["best"]], 3)
 
 
+def _stop(report: dict[str, Any], waiting: list[Job], reason: str, *, red: bool) -> None:
+    """Note of everything that wasn't reached why; where no candidate is to blame, of all."""
+    rows = report["rows"]
+    if waiting and rows and rows[-1]["call"] == str(waiting[0]):
+        blamed = any(cell["red"] for cell in rows[-1]["cells"].values())
+        _close(rows[-1], reason, red=red and not blamed)
+        del waiting[0]
+    report["not_measured"] += [f"{job}: {reason}" for job in waiting]
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).partition("\n")[0]
+
+
 def _close(row: dict[str, Any], reason: str, *, red: bool = False) -> None:
     """Note why the candidates without a verdict, or a time, have none."""
     for name in _calls.names_of(row["op"]):
@@ -248,9 +286,3 @@ def _close(row: dict[str, Any], reason: str, *, red: bool = False) -> None:
         if cell["state"] == "right" and "us" not in cell:
             cell.update(_cell("failed" if red else "late", reason, red=red))
     _compare(row)
-
-
-def _free(device: torch.device) -> None:
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()

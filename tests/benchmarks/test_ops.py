@@ -86,17 +86,25 @@ def _no_memory(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     raise torch.OutOfMemoryError("tried to allocate 1 PiB")
 
 
-def test_a_fault_that_comes_to_light_later_is_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    from benchmarks import _measure, ops
+def _loses_the_gpu(*_: object) -> Tensor:
+    raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
 
-    def fault() -> None:
-        raise RuntimeError("an illegal memory access was encountered")
 
-    monkeypatch.setattr(_measure, "wait", fault)
-    report = ops.run(op=["rms_norm"], dtype=["bfloat16"])
-    cells = report["rows"][0]["cells"].values()
-    assert {cell["state"] for cell in cells} == {"failed"}
-    assert all("an illegal memory access" in cell["reason"] for cell in cells)
+def test_nothing_is_measured_on_a_lost_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    from benchmarks import ops
+
+    _replace(monkeypatch, _loses_the_gpu)
+    report = ops.run(op=["rms_norm", "silu_and_mul"], dtype=["bfloat16"])
+    assert not report["ok"]
+    (row,) = report["rows"]
+    states = {name: (cell["state"], cell["red"]) for name, cell in row["cells"].items()}
+    assert states == {
+        "eager": ("late", False), "torch": ("failed", True), "selected": ("late", False),
+    }  # fmt: skip
+    assert "an illegal memory access" in row["cells"]["torch"]["reason"]
+    (left_out,) = report["not_measured"]
+    assert left_out.startswith("silu_and_mul tiny bfloat16: the GPU was lost: supports() accepted")
+    assert "torch FAILED: " in ops.table(report)
 
 
 @pytest.mark.parametrize(
