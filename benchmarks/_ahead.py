@@ -44,6 +44,7 @@ def compile_ahead(
                 found.append(problems.get(timeout=0.2))
     finally:
         found += [f"worker {w.pid}: not done in {seconds:.0f} s" for w in started if w.is_alive()]
+        found += [f"worker {w.pid}: exit code {w.exitcode}" for w in started if w.exitcode]
         for worker in started:
             _end(worker)
     with contextlib.suppress(queue.Empty):

@@ -7,8 +7,8 @@ are. A candidate that is wrong or fails gets no time, and the report isn't ok; a
 out of memory gets no time either.
 
 GB/s count bytes read and written once, TFLOP/s of attention the visible pairs alone; `_work` has
-the formulas. Times are medians; on a GPU the L2 cache is cold and each candidate has two turns, of
-which the faster counts. "x" is the time over that of the best backend.
+the formulas. Times are medians; each candidate has two turns, of which the faster counts, and on a
+GPU the L2 cache is cold. "x" is the time over that of the best backend.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ def _fill(row: dict[str, Any], job: Job, make: Maker) -> None:
             call = functools.partial(candidate.call, *_calls.copied(args, mutated).values())
             right[candidate.name] = call
     del expected
-    for turn in range(TURNS if device.type == "cuda" else 1):
+    for turn in range(TURNS):
         for name in list(right)[:: -1 if turn % 2 else 1]:
             found = _measure.spread(right[name], device, TURN_MILLISECONDS)
             _note_time(row["cells"][name], found, row)
