@@ -29,6 +29,7 @@ def compile_ahead(
         What failed, and who was killed.
     """
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+    os.environ.setdefault("MAX_JOBS", "2")  # of nvcc, in each worker
     context = multiprocessing.get_context("spawn")
     problems: Any = context.Queue()
     started: list[Any] = [

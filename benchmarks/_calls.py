@@ -101,10 +101,15 @@ def candidates(op: str, args: Arguments, device: torch.device) -> list[Candidate
         spec = torch_ops.registry.find(op, name)
         verdict = selector.judge(spec, platform, values)
         if verdict.usable:
-            found.append(Candidate(name, kernels.load(spec).function))
+            found.append(Candidate(name, kernel_of(op, name)))
         else:
             found.append(Candidate(name, None, "; ".join(verdict.reasons)))
     return found
+
+
+def kernel_of(op: str, backend: str) -> Callable[..., Any]:
+    """Give a backend's own function, which an operator calls below its checks."""
+    return kernels.load(torch_ops.registry.find(op, backend)).function
 
 
 class Maker:

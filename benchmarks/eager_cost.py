@@ -20,6 +20,7 @@ from torch import Tensor
 
 import torch_ops
 from benchmarks import _measure, _plain
+from benchmarks._calls import kernel_of
 from torch_ops.declarations import catalogue
 
 LIMIT_US, GOAL_US = 3.5, 2.5  # a call through the op, less its kernel
@@ -86,7 +87,7 @@ def chosen(op: str, args: _Arguments) -> tuple[str, Callable[..., Any]]:
     with torch.no_grad(), torch_ops.trace() as seen:
         getattr(torch.ops.torch_ops, op)(*args)
     backend = seen.records[0].backend.value
-    return backend, torch_ops.get_kernel(op, backend)
+    return backend, kernel_of(op, backend)
 
 
 def _eager(op: str, mode: str, device: torch.device) -> dict[str, Any]:

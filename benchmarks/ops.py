@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import functools
 import gc
+import itertools
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -118,17 +119,20 @@ def _jobs(
     """Give what is to be measured, one dtype after the other, and list what isn't."""
     proven = proof_names()
     left_out += [f"{op}: it has no proof" for op in ops if op not in proven]
-    for dtype in dtypes:
-        for op in ops:
-            if op not in proven or getattr(torch, dtype) not in catalogue()[op].dtypes:
-                continue
-            for name, spec in _calls.named(op, dtype).items():
-                job, size = Job(op, dtype, name, spec), work(op, _calls.on_meta(spec))
-                over = size.bytes > CPU_WORK.bytes or (size.flops or 0) > (CPU_WORK.flops or 0)
-                if device.type == "cpu" and over:
-                    left_out.append(f"{job}: too large for a CPU, of {_ops_table.amount(size)}")
-                else:
-                    yield job
+    for dtype, op in itertools.product(dtypes, [op for op in ops if op in proven]):
+        legal = getattr(torch, dtype) in catalogue()[op].dtypes
+        specs = _calls.named(op, dtype) if legal else {}
+        if not specs:
+            left_out.append(
+                f"{op} {dtype}: {'no named call' if legal else 'not a dtype of the op'}"
+            )
+        for name, spec in specs.items():
+            job, size = Job(op, dtype, name, spec), work(op, _calls.on_meta(spec))
+            over = size.bytes > CPU_WORK.bytes or (size.flops or 0) > (CPU_WORK.flops or 0)
+            if device.type == "cpu" and over:
+                left_out.append(f"{job}: too large for a CPU, of {_ops_table.amount(size)}")
+            else:
+                yield job
 
 
 def _compile_ahead(

@@ -9,8 +9,9 @@ import pytest
 
 
 @pytest.fixture(autouse=True)
-def _threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "1")  # set, too, by what is tested
+def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("TORCHINDUCTOR_COMPILE_THREADS", "MAX_JOBS"):  # what is tested sets them, too
+        monkeypatch.setenv(name, "1")
 
 
 def test_what_a_task_raises_is_noted_and_the_next_runs() -> None:

@@ -192,6 +192,20 @@ def test_large_calls_are_left_out_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> N
     assert len(list(ops._jobs(["rms_norm"], ["bfloat16"], torch.device("cuda"), left_out))) == 1
 
 
+def test_ops_without_a_call_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    from benchmarks import _calls, ops
+
+    monkeypatch.setattr(_calls, "named", lambda op, dtype: {})
+    left_out: list[str] = []
+    asked = ["rms_norm", "of_nobody"], ["bfloat16", "int8"]
+    assert list(ops._jobs(*asked, torch.device("cpu"), left_out)) == []
+    assert left_out == [
+        "of_nobody: it has no proof",
+        "rms_norm bfloat16: no named call",
+        "rms_norm int8: not a dtype of the op",
+    ]
+
+
 def test_the_command_saves_json_and_plots(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
