@@ -180,7 +180,7 @@ def _norm_candidates(case: Case) -> Iterator[tuple[str, Patch]]:
     else:
         configs = _few_configs if case.rows <= 1024 else _crowd_configs
         for config in configs(size, module.Config):
-            yield _norm_label(config), {"config": _always(config)}
+            yield _norm_label(config), {"reads_twice": _always(False), "config": _always(config)}
     if case.rows > 1024 or case.columns * case.dtype.itemsize > 32768:
         yield from _loop_candidates(case)
 
@@ -215,7 +215,7 @@ def _loop_candidates(case: Case) -> Iterator[tuple[str, Patch]]:
             threads = block * item // each
             if block <= case.columns <= 32 * block and 64 <= threads <= 1024:
                 walk = make(block, threads)
-                patch = {"_LONGEST": 0, "_FEW": 0, "loop": _always(walk)}
+                patch = {"reads_twice": _always(True), "_FEW": 0, "loop": _always(walk)}
                 yield f"loop {block} threads {threads}", patch
 
 

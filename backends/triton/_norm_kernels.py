@@ -94,7 +94,7 @@ def looped(
     CENTER: tl.constexpr, ONE_PLUS: tl.constexpr, IN_PLACE: tl.constexpr, NESTED: tl.constexpr,
     LANE: tl.constexpr, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Normalize one row in pieces; the second time it is read from a cache."""
+    """Normalize one row in pieces, read twice: caches keep it for the second time, then drop it."""
     wide: tl.constexpr = tl.float64 if x.dtype.element_ty == tl.float64 else tl.float32
     columns = lanes * LANE
     count = columns.to(wide)
@@ -111,7 +111,7 @@ def looped(
     means = tl.zeros([BLOCK], wide)
     for begin in range(0, columns, BLOCK):
         mask = begin + place < columns
-        v = tl.load(x_row + begin + place, mask, other=0.0).to(wide)
+        v = tl.load(x_row + begin + place, mask, other=0.0, eviction_policy="evict_last").to(wide)
         if r is not None:
             v = _add(v, r, r_at + begin + place, mask)
             tl.store(s + s_at + begin + place, v.to(s.dtype.element_ty), mask)
@@ -130,7 +130,7 @@ def looped(
     v_row = x_row if r is None else s + s_at
     for begin in range(0, columns, BLOCK):
         mask = begin + place < columns
-        v = tl.load(v_row + begin + place, mask, other=0.0).to(wide)
+        v = tl.load(v_row + begin + place, mask, other=0.0, eviction_policy="evict_first").to(wide)
         if CENTER:
             v -= mean
         gain = None if w is None else _vector(w, begin + place, mask)
