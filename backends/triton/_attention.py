@@ -12,7 +12,7 @@ from torch import Tensor
 
 from torch_ops.platform import Platform
 
-from ._attention_hopper import Long, fits
+from ._attention_hopper import Long, describable, fits
 from ._attention_kernel import attend
 from ._launch import INTERPRETED, Variant
 from ._rows import power_of_two
@@ -26,6 +26,7 @@ _SCALES = 2.0**100
 _LOG2_E = math.log2(math.e)
 _WIDE = 2**24  # a tile has up to 128 rows
 _BYTES = 16
+_CONTIGUOUS = torch.contiguous_format
 _SMALL_WEIGHTS = 14.0  # 2**14 is the largest power of 2 with room for its neighbours in float16
 
 
@@ -178,29 +179,56 @@ def forward(
         q, scale = (-q, -scale) if scale else (q * 0, 1.0)
     if q.stride(3) != 1 or k.stride(3) != 1 or v.stride(3) != 1:
         q, k, v = (t if t.stride(3) == 1 else t.contiguous() for t in (q, k, v))
-    call = Call(
-        (shape, k.shape, v.shape), (q.stride(), k.stride(), v.stride()), q.dtype, q.get_device(),
-        is_causal, scale, window_left, logits_soft_cap, with_lse,
-        (q.data_ptr() | k.data_ptr() | v.data_ptr()) % _BYTES == 0,
-    )  # fmt: skip
-    _plan(call)(q, k, v, out, lse)
+    options = (is_causal, scale, window_left, logits_soft_cap, with_lse)
+    run = _plan(_call(q, k, v, options))
+    if run is None:
+        q, k, v = (t if _is_regular(t) else t.clone(memory_format=_CONTIGUOUS) for t in (q, k, v))
+        run = _plan(_call(q, k, v, options))
+        assert run is not None
+    run(q, k, v, out, lse)
     return out, lse
 
 
+def _call(q: Tensor, k: Tensor, v: Tensor, options: tuple[bool, float, int, float, bool]) -> Call:
+    return Call(
+        (q.shape, k.shape, v.shape), (q.stride(), k.stride(), v.stride()), q.dtype, q.get_device(),
+        *options, (q.data_ptr() | k.data_ptr() | v.data_ptr()) % _BYTES == 0,
+    )  # fmt: skip
+
+
+def _is_regular(t: Tensor) -> bool:
+    """Whether all heads of a tensor start at multiples of 16 bytes, and none is another."""
+    lane = _BYTES // t.element_size()
+    steps = [step for n, step in zip(t.shape[:3], t.stride()[:3], strict=True) if n > 1]
+    if t.data_ptr() % _BYTES or any(step % lane for step in steps):
+        return False
+    return not steps or describable(steps)
+
+
 @functools.lru_cache(maxsize=4096)
-def _plan(call: Call) -> _Run:
-    """Choose a kernel for a call. Planning takes ten times as long as looking a plan up."""
+def _plan(call: Call) -> _Run | None:
+    """Choose a kernel for a call. Planning takes ten times as long as looking a plan up.
+
+    Returns:
+        How to run it, or None where only contiguous copies get the kernel that contiguous tensors
+        get. Another one sums in another order, and strides are no reason for other results.
+    """
     queries, heads, head_dim = call.shapes[0][1:]
     keys, kv_heads, value_dim = call.shapes[2][1:]
     windowed, capped = 0 <= call.window_left < keys, call.logits_soft_cap > 0
     strides = _strides(call)
     lane = _lane(call, strides)
+    whole = _BYTES // call.dtype.itemsize
+    if lane == 1 and head_dim % whole == 0 and value_dim % whole == 0:
+        return None
     factor = call.scale * (2 * _LOG2_E / call.logits_soft_cap if capped else _LOG2_E)
     numbers = (factor, call.logits_soft_cap * _LOG2_E, call.window_left if windowed else -1)
     shift = _SMALL_WEIGHTS if call.dtype == torch.float16 else 0.0
     flags = (call.is_causal, windowed, capped, call.with_lse, shift)
     lasting = [s for s in strides if s is not None]
-    if fits(queries, head_dim, value_dim, lane, lasting, call.device):
+    if fits(queries, head_dim, value_dim, lane, call.device):
+        if not describable(lasting):
+            return None
         return Long(call.shapes, call.strides, flags, numbers, call.dtype, call.device)
     group = heads // kv_heads
     pack = packing(queries, group)

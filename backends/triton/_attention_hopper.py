@@ -14,7 +14,7 @@ from torch_ops.platform import Platform
 
 from ._launch import INTERPRETED, Variant
 
-__all__ = ["Long", "LongConfig", "config", "fits"]
+__all__ = ["Long", "LongConfig", "config", "describable", "fits"]
 
 _VERSIONS = ((3, 6), (3, 9))  # of Triton, with whose Gluon the kernel is known to compile
 _LANE = 8
@@ -49,16 +49,18 @@ def _available(device: int) -> bool:
     return Platform.detect(f"cuda:{device}").arch == "sm_90"
 
 
-def fits(
-    queries: int, head_dim: int, value_dim: int, lane: int, strides: Sequence[int], device: int
-) -> bool:
+def describable(strides: Sequence[int]) -> bool:
+    """Whether descriptors can have these strides, of dimensions of more than one element each."""
+    return min(strides) > 0 and 2 * max(strides) < _FARTHEST
+
+
+def fits(queries: int, head_dim: int, value_dim: int, lane: int, device: int) -> bool:
     """Whether the kernel serves a call.
 
     Args:
         queries: Length of the queries.
         head_dim, value_dim: Elements of a head of queries and keys, and of values.
         lane: Elements of 16 bytes if all heads start at multiples of that, or else 1.
-        strides: Strides of the dimensions of more than one element, the last ones left out.
         device: Index of the GPU, -1 on a CPU.
     """
     return (
@@ -66,8 +68,6 @@ def fits(
         and lane == _LANE
         and 32 < head_dim == value_dim
         and head_dim % _LANE == 0
-        and min(strides) > 0
-        and 2 * max(strides) < _FARTHEST
         and _available(device)
     )
 

@@ -110,7 +110,7 @@ def _finish(
     empty = total == 0.0
     total = gl.where(empty, 1.0, total)
     if LSE:
-        value = gl.where(empty, float("-inf"), (top - SHIFT + gl.log2(total)) * _LN_2)
+        value = gl.where(empty, float("-inf"), (top + gl.log2(total * 2.0**-SHIFT)) * _LN_2)
         at = (batch.to(gl.int64) * queries + start + rows) * heads + head
         gl.store(lse + at, value, mask=start + rows < queries)
     sums = warpgroup_mma_wait(0, [sums])

@@ -111,7 +111,8 @@ def _store(
         mask = mask & (columns[None, :] < WIDTH)
     tl.store(out + at[:, None] * WIDTH + columns[None, :], sums.to(out.dtype.element_ty), mask=mask)
     if LSE:
-        value = tl.where(empty, float("-inf"), (top - SHIFT + tl.log2(total)) * _LN_2)
+        # Undone before the logarithm: a sum of 14 and a small one would lose what the LSE may err.
+        value = tl.where(empty, float("-inf"), (top + tl.log2(total * 2.0**-SHIFT)) * _LN_2)
         tl.store(lse + at, value, mask=inside)
 
 

@@ -27,6 +27,14 @@ def _inverse_root(x: tl.tensor) -> tl.tensor:
 
 
 @device_function
+def _piece(at: tl.tensor, mask: tl.tensor, EVEN: tl.constexpr, KEEP: tl.constexpr) -> tl.tensor:
+    """Load a piece of a row; loads without a mask are under way together."""
+    if EVEN:
+        return tl.load(at, eviction_policy=KEEP)
+    return tl.load(at, mask, other=0.0, eviction_policy=KEEP)
+
+
+@device_function
 def _vector(w: tl.tensor, cols: tl.tensor, mask: tl.tensor) -> tl.tensor:
     return tl.load(w + cols, mask, other=0.0)
 
@@ -92,7 +100,7 @@ def looped(
     rows: tl.int64, lanes: tl.int32, x_step: tl.int64, x_outer: tl.int64,
     r_step: tl.int64, r_outer: tl.int64, inner: tl.int64, eps: tl.float64,
     CENTER: tl.constexpr, ONE_PLUS: tl.constexpr, IN_PLACE: tl.constexpr, NESTED: tl.constexpr,
-    LANE: tl.constexpr, BLOCK: tl.constexpr,
+    LANE: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr,
 ) -> None:  # fmt: skip
     """Normalize one row in pieces, read twice: caches keep it for the second time, then drop it."""
     wide: tl.constexpr = tl.float64 if x.dtype.element_ty == tl.float64 else tl.float32
@@ -111,7 +119,7 @@ def looped(
     means = tl.zeros([BLOCK], wide)
     for begin in range(0, columns, BLOCK):
         mask = begin + place < columns
-        v = tl.load(x_row + begin + place, mask, other=0.0, eviction_policy="evict_last").to(wide)
+        v = _piece(x_row + begin + place, mask, EVEN, "evict_last").to(wide)
         if r is not None:
             v = _add(v, r, r_at + begin + place, mask)
             tl.store(s + s_at + begin + place, v.to(s.dtype.element_ty), mask)
@@ -130,13 +138,16 @@ def looped(
     v_row = x_row if r is None else s + s_at
     for begin in range(0, columns, BLOCK):
         mask = begin + place < columns
-        v = tl.load(v_row + begin + place, mask, other=0.0, eviction_policy="evict_first").to(wide)
+        v = _piece(v_row + begin + place, mask, EVEN, "evict_first").to(wide)
         if CENTER:
             v -= mean
-        gain = None if w is None else _vector(w, begin + place, mask)
-        shift = None if b is None else _vector(b, begin + place, mask)
+        gain = None if w is None else _piece(w + begin + place, mask, EVEN, "evict_last")
+        shift = None if b is None else _piece(b + begin + place, mask, EVEN, "evict_last")
         v = _scaled(v * inverse, gain, shift, ONE_PLUS)
-        tl.store(y_row + begin + place, v.to(y.dtype.element_ty), mask)
+        if EVEN:
+            tl.store(y_row + begin + place, v.to(y.dtype.element_ty))
+        else:
+            tl.store(y_row + begin + place, v.to(y.dtype.element_ty), mask)
 
 
 @kernel()

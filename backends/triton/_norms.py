@@ -270,7 +270,7 @@ def _choose(rows: Rows, style: Style) -> Callable[[Rows], _Launch]:
     if rows.total <= _FEW:
         return _pieces_of_rows(rows, style)
     walk = loop(columns, itemsize)
-    looping = (*flags, walk.block)
+    looping = (*flags, walk.block, columns % walk.block == 0)
     variant = kernels.looped.variant(looping, walk.threads, device, aligned=aligned)
     return functools.partial(_whole_rows, variant, 1)
 

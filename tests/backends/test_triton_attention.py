@@ -124,13 +124,13 @@ def test_long_queries_on_hopper_have_a_kernel_of_their_own() -> None:
     assert _call(300, head_dim=32) == "attend"
 
 
-def test_what_descriptors_can_not_describe_has_the_other_kernel() -> None:
+def test_strides_do_not_choose_the_kernel() -> None:
     q = torch.zeros(2, 300, 4, 128, dtype=torch.bfloat16)
     k = torch.zeros(2, 300, 2, 128, dtype=torch.bfloat16)
     assert _launched(q, k, k) == "_attend_long"
-    assert _launched(q, k[:, :, :1].expand(2, 300, 2, 128), k) == "attend"
+    assert _launched(q, k[:, :, :1].expand(2, 300, 2, 128), k) == "_attend_long"
     flat = torch.zeros(2 * 300 * 2 * 128 + 1, dtype=torch.bfloat16)
-    assert _launched(q, flat[1:].view(k.shape), k) == "attend"
+    assert _launched(q, flat[1:].view(k.shape), k) == "_attend_long"
     assert _launched(q, k, torch.zeros(2, 300, 2, 64, dtype=torch.bfloat16)) == "attend"
     assert _launched(q, k.transpose(2, 3).contiguous().transpose(2, 3), k) == "_attend_long"
 
