@@ -1,0 +1,42 @@
+"""Try the scenarios in Triton's interpreter; writes one JSON object: scenario -> what broke.
+
+A program of its own, since TRITON_INTERPRET has to be set before Triton is imported.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+
+import torch
+
+from .kernels import FP32, HALF, RefusedError, of_backend
+from .scenarios import SCENARIOS, Scenario
+
+__all__ = ["tried"]
+
+
+def tried() -> list[Scenario]:
+    """Give the scenarios of dtypes that the interpreter computes as a GPU does."""
+    return [scenario for scenario in SCENARIOS if scenario.dtype in (HALF, FP32)]
+
+
+def main() -> None:
+    """Try all of them."""
+    torch.set_num_threads(1)
+    kernels = of_backend("triton", torch.device("cpu"))
+    results: dict[str, str | None] = {}
+    for scenario in tried():
+        try:
+            scenario(kernels)
+            results[str(scenario)] = None
+        except RefusedError as error:
+            results[str(scenario)] = f"refused: {error}"
+        except Exception:  # reported by the test of this name
+            results[str(scenario)] = traceback.format_exc()
+    sys.stdout.write(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()

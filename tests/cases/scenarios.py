@@ -1,0 +1,8 @@
+"""All scenarios of catalogue rows."""
+
+from __future__ import annotations
+
+from . import scenario_attention, scenario_elementwise, scenario_norms
+from .scenario import SCENARIOS, Scenario
+
+__all__ = ["SCENARIOS", "Scenario", "scenario_attention", "scenario_elementwise", "scenario_norms"]
