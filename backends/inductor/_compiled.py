@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 from torch.fx.experimental import _config as symbolic
 
+from torch_ops import once
 from torch_ops.declare import Declaration
-from torch_ops.errors import BackendUnavailableError
+from torch_ops.errors import BackendUnavailableError, CaptureError
 
 __all__ = ["compiled", "no_compiler", "with_own_code"]
 
@@ -126,6 +127,12 @@ def _first_call(declaration: Declaration, key: _Key, args: list[Any]) -> Any:
 
     Sizes that happen to be equal in this call get symbols of their own all the same.
     """
+    if once.capturing() and key not in _functions:
+        raise CaptureError(
+            f"op {declaration.name!r}, backend 'inductor': not compiled for such arguments, and a "
+            f"stream is capturing; prepare first: torch_ops.warmup({declaration.name!r}, ...) with "
+            "them before the capture"
+        )
     with _lock, symbolic.patch(use_duck_shape=False):  # type: ignore[attr-defined]
         if key not in _functions:
             _functions[key] = _own(declaration, f"{declaration.name}_{len(_functions)}")
