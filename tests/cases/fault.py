@@ -11,7 +11,7 @@ from torch import Tensor
 
 from torch_ops.declarations import catalogue
 
-from .scenario import Check
+from .scenario import SCENARIOS, Check
 
 FAR = 2**12
 One: TypeAlias = Callable[..., Tensor]
@@ -34,8 +34,8 @@ class Fault:
     function: Callable[..., Any]
 
     def __str__(self) -> str:
-        name = self.function.__name__.strip("_")
-        return f"{self.check.__name__}-{self.op}-{name}"
+        rows = next(scenario.rows for scenario in SCENARIOS if scenario.check is self.check)
+        return f"{'-'.join(rows)}-{self.op}-{self.function.__name__.strip('_')}"
 
 
 def right(op: str) -> Any:

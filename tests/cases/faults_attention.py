@@ -106,7 +106,7 @@ FAULTS = [
         _groups_of_powers_of_2,
     ),
     Fault(attention.a_soft_cap_comes_before_the_mask, "attention", HALF, _cap_after_the_mask),
-    Fault(attention.sequences_past_31_bits, "attention", BF16, _batch_wrapped),
+    Fault(attention.sequences_past_31_bits, "attention", HALF, _batch_wrapped),
     Fault(attention.a_decoded_token_is_the_prefilled_one, "attention", HALF, _one_key_less),
     Fault(attention.queries_of_a_hundred, "attention_with_lse", FP32, _no_shift),
     Fault(attention.more_keys_than_16_bits_count, "attention_with_lse", HALF, _keys_of_16_bits),

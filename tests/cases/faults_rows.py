@@ -156,8 +156,8 @@ FAULTS = [
     ),
     Fault(norms.a_row_longer_than_static_shared_memory, "fused_add_rms_norm_", BF16, _cut_to_8192),
     Fault(norms.a_stride_past_31_bits_that_is_never_stepped, "rms_norm", HALF, _stepped),
-    Fault(norms.offsets_past_31_bits, "fused_add_rms_norm", BF16, _sum_wrapped),
-    Fault(norms.offsets_past_31_bits, "fused_add_rms_norm_", BF16, _sum_wrapped),
+    Fault(norms.offsets_past_31_bits, "fused_add_rms_norm", HALF, _sum_wrapped),
+    Fault(norms.offsets_past_31_bits, "fused_add_rms_norm_", HALF, _sum_wrapped),
     Fault(
         norms.a_fused_norm_is_that_of_the_stored_sum, "fused_add_rms_norm", BF16, _of_the_exact_sum
     ),
@@ -174,8 +174,8 @@ FAULTS = [
     Fault(norms.a_constant_row_near_the_largest_float, "layer_norm", BF16, _nan_for_all),
     Fault(elementwise.no_tokens_and_then_some, "silu_and_mul", HALF, _no_launch),
     Fault(elementwise.no_tokens_and_then_some, "silu_and_mul", HALF, _sticky()),
-    Fault(elementwise.offsets_past_31_bits_of_wide_rows, "silu_and_mul", BF16, _rows_wrapped),
-    Fault(elementwise.offsets_past_31_bits_of_many_rows, "silu_and_mul", BF16, _rows_wrapped),
+    Fault(elementwise.offsets_past_31_bits_of_wide_rows, "silu_and_mul", HALF, _rows_wrapped),
+    Fault(elementwise.offsets_past_31_bits_of_many_rows, "silu_and_mul", HALF, _rows_wrapped),
     Fault(elementwise.positions_of_32_and_64_bits, "apply_rope", FP32, _positions_as_32_bits),
     Fault(elementwise.positions_of_32_and_64_bits, "apply_rope_", FP32, _positions_as_32_bits),
     Fault(elementwise.a_quarter_of_a_head_is_rotated, "apply_rope", FP32, _tail_dropped),

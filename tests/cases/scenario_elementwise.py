@@ -36,12 +36,12 @@ def _last_rows(kernels: Kernels, op: str, dtype: torch.dtype, width: int) -> Non
     judge(op, (x[last].clone(),), [out[last]])
 
 
-@scenario("A2", ops=GATES, dtypes=[BF16], gigabytes=64)
+@scenario("A2", ops=GATES, dtypes=[HALF], gigabytes=64)
 def offsets_past_31_bits_of_wide_rows(kernels: Kernels, op: str, dtype: torch.dtype) -> None:
     _last_rows(kernels, op, dtype, 34816)
 
 
-@scenario("A3", ops=GATES, dtypes=[BF16], gigabytes=64)
+@scenario("A3", ops=GATES, dtypes=[HALF], gigabytes=64)
 def offsets_past_31_bits_of_many_rows(kernels: Kernels, op: str, dtype: torch.dtype) -> None:
     _last_rows(kernels, op, dtype, 4096)
 

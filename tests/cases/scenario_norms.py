@@ -54,7 +54,7 @@ def a_stride_past_31_bits_that_is_never_stepped(
     same("N3", kernels(op, far, *vectors), kernels(op, x, *vectors))
 
 
-@scenario("N5", ops=FUSED, dtypes=[BF16], gigabytes=96)
+@scenario("N5", ops=FUSED, dtypes=[HALF], gigabytes=96)
 def offsets_past_31_bits(kernels: Kernels, op: str, dtype: torch.dtype) -> None:
     hidden = 32768 if kernels.far >= 2**31 else 64
     rows = kernels.far // hidden + 8
