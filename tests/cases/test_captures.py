@@ -14,6 +14,7 @@ from torch import Tensor
 
 from tests.backends import examples
 from torch_ops import CaptureError, kernels, policy
+from torch_ops.attention import Attention, PreparedAttention
 from torch_ops.declarations import catalogue
 from torch_ops.registry import registry
 from torch_ops.testing import Spec, build, proof_of
@@ -199,6 +200,42 @@ def test_case_22_a_cold_class_of_calls_is_refused_or_right(
     refill(tensors(given), tensors(other))
     replay()
     judge(op, tuple(build(second).values()), found)
+
+
+LAYERS = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, needs_gpu])]
+
+
+@pytest.mark.parametrize("place", LAYERS)
+def test_case_31_a_layer_that_is_not_safe_in_graphs_is_refused_there(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device, layer = torch.device(place), Attention(4, 64, 2)
+    q, k = (torch.randn(1, 5, n, 64, device=device, dtype=torch.float16) for n in (4, 2))
+    monkeypatch.setattr(PreparedAttention, "graph_safe", False)
+    wanted = layer(q, k, k)
+    seen = pretend(device, monkeypatch, lambda: (layer(q, k, k),))
+    assert isinstance(seen, CaptureError), seen
+    assert "its graph_safe is False" in str(seen)
+    same("outside of the capture", layer(q, k, k), wanted)
+    monkeypatch.setattr(PreparedAttention, "graph_safe", True)
+    fresh = Attention(4, 64, 2)
+    fresh(q, k, k)
+    assert isinstance(pretend(device, monkeypatch, lambda: (fresh(q, k, k),)), tuple)
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_case_22_a_layer_is_not_prepared_in_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    device, layer = torch.device("cuda"), Attention(4, 64, 2)
+    q, k = (torch.randn(1, 5, n, 64, device=device, dtype=torch.float16) for n in (4, 2))
+    seen = pretend(device, monkeypatch, lambda: (layer(q, k, k),))
+    assert isinstance(seen, CaptureError), seen
+    assert "prepare first" in str(seen)
+    wanted = layer(q, k, k)
+    captured = pretend(device, monkeypatch, lambda: (layer(q, k, k),))
+    assert isinstance(captured, tuple), captured
+    captured[1]()
+    same("replay", captured[0], wanted)
 
 
 def follows(subject: Subject, op: str, places: tuple[str, ...]) -> None:

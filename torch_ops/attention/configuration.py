@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from torch_ops import dynamo, policy, runtime, tracing
+from torch_ops import dynamo, once, policy, runtime, tracing
 from torch_ops.attention.backend import AttentionBackend
 from torch_ops.attention.choice import LayerRules, MemberChoice, choose_member
 from torch_ops.attention.prepared import PreparedAttention, prepare
@@ -154,9 +154,8 @@ class Configuration:
             return self._resolve(device, dtype)  # a reason against it now: another one is chosen
         if prepared.backend is not choice.member:
             raise _refused(choice, f"resolved to {prepared.backend.value!r}")
-        if not tracing.active():
-            return prepared.run
-        return _traced(prepared, choice)
+        run = prepared.run if getattr(prepared, "graph_safe", True) else _uncaptured(prepared)
+        return _traced(run, choice) if tracing.active() else run
 
 
 def _refused(choice: MemberChoice, reason: str) -> BackendUnavailableError:
@@ -169,13 +168,28 @@ def _refused(choice: MemberChoice, reason: str) -> BackendUnavailableError:
     )
 
 
-def _traced(prepared: PreparedAttention, choice: MemberChoice) -> _Run:
+def _uncaptured(prepared: PreparedAttention) -> _Run:
+    """Refuse to run in a capture what a replay wouldn't run right."""
+
     def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        result = prepared.run(q, k, v)
-        tracing.note("attention", prepared.backend, choice.source, choice.skipped)
-        return result
+        if once.capturing():
+            raise CaptureError(
+                f"Attention backend {prepared.backend.value!r} can't run in a CUDA graph (its "
+                "graph_safe is False), and a stream is capturing; choose another one before the "
+                "capture"
+            )
+        return prepared.run(q, k, v)
 
     return run
+
+
+def _traced(run: _Run, choice: MemberChoice) -> _Run:
+    def noted(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        result = run(q, k, v)
+        tracing.note("attention", choice.member, choice.source, choice.skipped)
+        return result
+
+    return noted
 
 
 def _find(route: Tensor) -> Configuration:
