@@ -22,7 +22,7 @@ __all__ = ["DEFAULT_ORDER", "FLOATS", "Declaration", "op"]
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 DEFAULT_ORDER: Mapping[str, tuple[str, ...]] = {
     "cpu": ("torch", "inductor"),
-    "cuda": ("flashinfer", "sgl_kernel", "triton", "torch", "inductor"),
+    "cuda": ("triton", "flashinfer", "sgl_kernel", "torch", "inductor"),
     "rocm": ("aiter", "triton", "torch", "inductor"),
 }
 """Order of backends by platform, where an op declares no other."""
