@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 __all__ = [
+    "apart",
     "float_dtype",
     "like",
     "no_overlap",
@@ -27,6 +28,15 @@ _NAMES = {
     torch.float64: "float64",
 }
 _is_alias_of = torch._C._is_alias_of  # type: ignore[attr-defined]
+
+
+def apart(x: Tensor, y: Tensor, read: Tensor) -> bool:
+    """Whether x and y, which are written, and a tensor that is read clearly share no memory."""
+    return bool(
+        x.is_contiguous()
+        and y.is_contiguous()
+        and not (_is_alias_of(x, y) or _is_alias_of(x, read) or _is_alias_of(y, read))
+    )
 
 
 def refuse(

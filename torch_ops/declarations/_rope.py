@@ -10,6 +10,8 @@ from torch_ops.declarations._shared import upcast
 
 __all__ = ["check", "check_positions", "rotate"]
 
+_INDICES = (torch.int32, torch.int64)
+
 
 def rotate(x: Tensor, angles: Tensor, is_neox: bool) -> Tensor:
     """Rotate the first ``rotary_dim`` elements of each head; the rest is copied bit for bit.
@@ -37,29 +39,29 @@ def rotate(x: Tensor, angles: Tensor, is_neox: bool) -> Tensor:
 def check(op: str, q: Tensor, k: Tensor, cos_sin_cache: Tensor, positions: Tensor) -> None:
     """Refuse tensors that don't fit together."""
     checks.float_dtype(op, "q", q)
-    checks.rank(op, "q", q, 3, "[T, H, D]")
-    if k.dim() != 3 or k.shape[0] != q.shape[0] or k.shape[2] != q.shape[2]:
-        checks.refuse(
-            op, "k", f"of shape {list(k.shape)}", f"[{q.shape[0]}, K, {q.shape[2]}], T and D of 'q'"
-        )
-    checks.like(op, "k", k, q, "q")
+    heads, others, cache, device = q.shape, k.shape, cos_sin_cache.shape, q.device
+    if len(heads) != 3:
+        checks.rank(op, "q", q, 3, "[T, H, D]")
+    if len(others) != 3 or others[0] != heads[0] or others[2] != heads[2]:
+        accepted = f"[{heads[0]}, K, {heads[2]}], T and D of 'q'"
+        checks.refuse(op, "k", f"of shape {list(others)}", accepted)
+    if k.dtype != q.dtype or k.device != device:
+        checks.like(op, "k", k, q, "q")
     if cos_sin_cache.dtype != torch.float32:
         checks.refuse(op, "cos_sin_cache", cos_sin_cache.dtype, "torch.float32", kind=TypeError)
-    checks.rank(op, "cos_sin_cache", cos_sin_cache, 2, "[max_position, rotary_dim]")
-    rotary_dim = cos_sin_cache.shape[1]
-    if rotary_dim % 2 or rotary_dim > q.shape[2]:
-        checks.refuse(
-            op,
-            "cos_sin_cache",
-            f"of shape {list(cos_sin_cache.shape)}",
-            f"an even rotary_dim of at most {q.shape[2]}, the head_dim of 'q'",
-        )
-    if positions.dtype not in (torch.int32, torch.int64):
+    if len(cache) != 2:
+        checks.rank(op, "cos_sin_cache", cos_sin_cache, 2, "[max_position, rotary_dim]")
+    if cache[1] % 2 or cache[1] > heads[2]:
+        accepted = f"an even rotary_dim of at most {heads[2]}, the head_dim of 'q'"
+        checks.refuse(op, "cos_sin_cache", f"of shape {list(cache)}", accepted)
+    if positions.dtype not in _INDICES:
         checks.refuse(op, "positions", positions.dtype, "torch.int32, torch.int64", kind=TypeError)
-    checks.shape(op, "positions", positions, q.shape[:1], "[T] of 'q'")
-    for name, tensor in (("cos_sin_cache", cos_sin_cache), ("positions", positions)):
-        if tensor.device != q.device:
-            checks.refuse(op, name, f"on device {tensor.device}", f"{q.device}, as 'q'")
+    if positions.shape != heads[:1]:
+        checks.shape(op, "positions", positions, heads[:1], "[T] of 'q'")
+    if cos_sin_cache.device != device or positions.device != device:
+        for name, tensor in (("cos_sin_cache", cos_sin_cache), ("positions", positions)):
+            if tensor.device != device:
+                checks.refuse(op, name, f"on device {tensor.device}", f"{device}, as 'q'")
 
 
 def check_positions(op: str, cos_sin_cache: Tensor, positions: Tensor) -> None:

@@ -48,6 +48,8 @@ def _check(x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-6) -> No
     checks.like(name, "residual", residual, x, "x")
     checks.vector(name, "weight", weight, x)
     checks.non_negative(name, "eps", eps)
+    if checks.apart(x, residual, weight):
+        return
     checks.no_overlap(name, "x", x, "residual", residual)
     checks.no_overlap(name, "weight", weight, "x", x)
     checks.no_overlap(name, "weight", weight, "residual", residual)

@@ -51,15 +51,21 @@ def merge_state(v_a: Tensor, s_a: Tensor, v_b: Tensor, s_b: Tensor) -> tuple[Ten
 @merge_state.check
 def _check(v_a: Tensor, s_a: Tensor, v_b: Tensor, s_b: Tensor) -> None:
     checks.float_dtype("merge_state", "v_a", v_a)
-    checks.rank("merge_state", "v_a", v_a, 3, "[T, H, D]")
-    checks.shape("merge_state", "v_b", v_b, v_a.shape, "the shape of 'v_a'")
-    checks.like("merge_state", "v_b", v_b, v_a, "v_a")
+    parts, device = v_a.shape, v_a.device
+    if len(parts) != 3:
+        checks.rank("merge_state", "v_a", v_a, 3, "[T, H, D]")
+    if v_b.shape != parts:
+        checks.shape("merge_state", "v_b", v_b, parts, "the shape of 'v_a'")
+    if v_b.dtype != v_a.dtype or v_b.device != device:
+        checks.like("merge_state", "v_b", v_b, v_a, "v_a")
+    rows = parts[:2]
     for name, s in (("s_a", s_a), ("s_b", s_b)):
-        checks.shape("merge_state", name, s, v_a.shape[:2], "[T, H] of 'v_a'")
+        if s.shape != rows:
+            checks.shape("merge_state", name, s, rows, "[T, H] of 'v_a'")
         if s.dtype != torch.float32:
             checks.refuse("merge_state", name, s.dtype, "torch.float32", kind=TypeError)
-        if s.device != v_a.device:
-            checks.refuse("merge_state", name, f"on device {s.device}", f"{v_a.device}, as 'v_a'")
+        if s.device != device:
+            checks.refuse("merge_state", name, f"on device {s.device}", f"{device}, as 'v_a'")
 
 
 @merge_state.fake
