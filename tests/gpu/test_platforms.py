@@ -47,7 +47,7 @@ def test_compiled_for_both_devices_in_turn() -> None:
     x = torch.randn(4, 64)
     expected = ops.silu_and_mul(x)
     for device in ("cpu", "cuda", "cpu", "cuda"):
-        y = compiled(x.to(device))
+        y = compiled(x.to(device))  # type: ignore[no-untyped-call]
         assert y.device.type == device
         torch.testing.assert_close(y.cpu(), expected)
 

@@ -254,13 +254,15 @@ def mutants(convert: Callable[..., Any]) -> tuple[Mutant, ...]:
 def lse_mutants() -> tuple[Mutant, ...]:
     """Faults that only the LSE shows."""
 
-    def mutant(name: str, change: Change) -> Mutant:
-        return Mutant(name, ("bound",), attention(lse=change))
+    def mutant(name: str, change: Change, kills: str = "split_keys bound") -> Mutant:
+        return Mutant(name, tuple(kills.split()), attention(lse=change))
 
     return (
         mutant("lse_base_2", lambda s: s / math.log(2)),
-        mutant("lse_finite_for_empty", lambda s: s.clamp(min=-1e4)),
-        mutant("lse_plus_inf_for_empty", lambda s: s.masked_fill(s == -math.inf, math.inf)),
+        mutant("lse_finite_for_empty", lambda s: s.clamp(min=-1e4), "bound"),
+        mutant(
+            "lse_plus_inf_for_empty", lambda s: s.masked_fill(s == -math.inf, math.inf), "bound"
+        ),
         mutant("lse_in_bfloat16", lambda s: s.bfloat16().to(s.dtype)),
         mutant("lse_of_one_more_key", lambda s: torch.logaddexp(s, torch.zeros_like(s))),
         mutant("lse_negated", torch.neg),

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torch_ops.testing.laws import in_range, safe_exponents, scaled_pair
-from torch_ops.testing.proof import Law, Pair, Trial
+from torch_ops.testing.proof import Law, Output, Pair, Trial
 from torch_ops.testing.proofs._attention import attend, visible
 
 _NAMES = ("out", "lse")
@@ -167,6 +167,41 @@ def _repeated_heads(trial: Trial) -> Sequence[Pair] | None:
     ]
 
 
+def _split_keys(trial: Trial) -> Sequence[Pair] | None:
+    """Two halves of the keys, each attended to alone, merged by their LSEs in float64.
+
+    The merged output errs by what both parts err, weighted, and by what errors d of the LSEs move
+    the weights: ``sum w_i b_i + expm1(2 d) sum w_i |o_i|``; the merged LSE errs by d.
+    """
+    keys = trial.args["k"].shape[1]
+    if keys < 2 or trial.args["is_causal"] or trial.args["window_left"] >= 0:
+        return None
+    found, expected = [], []
+    for part in (slice(0, keys // 2), slice(keys // 2, None)):
+        changed = {n: trial.args[n][:, part].contiguous() for n in ("k", "v")}
+        found.append([output.cpu().double() for output in trial.run(**changed)])
+        on_cpu = {name: tensor.cpu() for name, tensor in changed.items()}
+        expected.append(attend({**_on_cpu(trial), **on_cpu}, trial.contract))
+    lse = torch.logaddexp(found[0][1], found[1][1])
+    weights = torch.stack([torch.exp(s - lse).unsqueeze(-1) for _, s in found])
+    parts = torch.stack([o for o, _ in found])
+    off = torch.stack([_bound(e[1]) for e in expected]).amax(0)
+    moved = torch.expm1(2 * off).unsqueeze(-1) * (weights * parts.abs()).sum(0)
+    errors = (weights * torch.stack([_bound(e[0]) for e in expected])).sum(0)
+    whole = attend(_on_cpu(trial), trial.contract)
+    values = ((weights * parts).sum(0), lse), (errors + moved, off)
+    return [
+        Pair(f"{name}, of halves of the keys merged", got.cpu().double(), value, bound + _bound(e))
+        for name, got, value, bound, e in zip(_NAMES, trial.outputs, *values, whole, strict=True)
+    ]
+
+
+def _bound(output: Output) -> Tensor:
+    assert output.bound is not None
+    return output.bound
+
+
+SPLIT_KEYS = Law("split_keys", "f(k, v) is the merge of f over parts of the keys", _split_keys)
 LAWS = (
     Law("negated_values", "f(q, k, -v) == -f(q, k, v)", _negated_values),
     Law("scaled_values", "f(q, k, 8 v) == 8 f(q, k, v)", _scaled_values),

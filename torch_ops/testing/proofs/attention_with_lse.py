@@ -3,7 +3,7 @@
 from torch_ops.testing.proof import Proof
 from torch_ops.testing.proofs import _attention as parts
 from torch_ops.testing.proofs._attention_faults import lse_mutants, mutants
-from torch_ops.testing.proofs._attention_laws import LAWS
+from torch_ops.testing.proofs._attention_laws import LAWS, SPLIT_KEYS
 
 OP = "attention_with_lse"
 
@@ -18,7 +18,7 @@ proof = Proof(
     classes=parts.classes(OP),
     named=parts.named(OP),
     oracle=parts.with_lse,
-    laws=LAWS,
+    laws=(*LAWS, SPLIT_KEYS),
     mutants=(*mutants(lambda kernel: kernel), *lse_mutants()),
     cost=4,
 )
