@@ -117,7 +117,8 @@ class Examiner:
             ratio = max(check_output(o, e) for o, e in zip(outputs, expected, strict=True))
         if with_laws:
             outputs = tuple(o.contiguous() for o in outputs)
-            self._check_laws(Trial(spec, pristine, outputs, self.contract, self._again), tally)
+            trial = Trial(spec, pristine, outputs, self.contract, expected, self._again)
+            self._check_laws(trial, tally)
         tally.executed += 1
         tally.ratio = max(tally.ratio, ratio)
         return ratio
@@ -148,13 +149,15 @@ class Examiner:
         """Why the kernel refused the first example about which a law has something to say."""
         for spec, reason in tally.refused_specs.items():
             args = contiguous(build(spec))
-            outputs = tuple(o.value.to(o.dtype) for o in self.proof.oracle(args, self.contract))
+            expected = self.proof.oracle(args, self.contract)
+            outputs = tuple(o.value.to(o.dtype) for o in expected)
 
             def refused(_: Arguments, reason: str = reason) -> tuple[Tensor, ...]:
                 raise _RefusedError(reason)
 
             try:
-                spoke = law.pairs(Trial(spec, args, outputs, self.contract, refused)) is not None
+                trial = Trial(spec, args, outputs, self.contract, expected, refused)
+                spoke = law.pairs(trial) is not None
             except _RefusedError:
                 spoke = True
             if spoke:

@@ -58,14 +58,16 @@ class Pair:
 class Trial:
     """One executed example, as laws see it.
 
-    `args` are contiguous copies of the arguments from before the call. `run` calls the kernel
-    again with some of them replaced; laws never change a tensor in place.
+    `args` are contiguous copies of the arguments from before the call, `expected` what the oracle
+    makes of them. `run` calls the kernel again with some of them replaced; laws never change a
+    tensor in place.
     """
 
     spec: Spec
     args: Arguments
     outputs: tuple[Tensor, ...]
     contract: Any
+    expected: tuple[Output, ...]
     call: Callable[[Arguments], tuple[Tensor, ...]]
 
     def run(self, **changes: Any) -> tuple[Tensor, ...]:
@@ -78,13 +80,18 @@ class Law:
     """A relation between calls that holds for every correct kernel.
 
     `pairs` returns None where the law says nothing about this example. A law with `declared` is
-    one of kernels whose contract has that flag.
+    one of kernels whose contract has that flag, one with `dtypes` is about those alone.
     """
 
     name: str
     statement: str
     pairs: Callable[[Trial], Sequence[Pair] | None]
     declared: str = ""
+    dtypes: tuple[str, ...] | None = None
+
+    def about(self, dtype: str) -> bool:
+        """Whether the law may have something to say about calls of a dtype."""
+        return self.dtypes is None or dtype in self.dtypes
 
     def binds(self, contract: Any) -> bool:
         """Whether kernels under this contract have to obey."""

@@ -199,8 +199,9 @@ class _Run:
 
     def _judge(self, counted: int) -> Cell:
         least = max(self.examples // MINIMUM_SHARE, 1)
-        laws = {law.name: self.tally.laws[law.name] for law in self.examine.laws()}
-        silent = [law for law in self.examine.laws() if not self._heard(law)]
+        binding = [law for law in self.examine.laws() if law.about(self.dtype)]
+        laws = {law.name: self.tally.laws[law.name] for law in binding}
+        silent = [law for law in binding if not self._heard(law)]
         refused = _grouped(self.tally.refused)
         verdict, reason = PASSED, ""
         if self.failures:

@@ -20,7 +20,7 @@ from torch_ops.testing.faults import (
     raised,
     truncated,
 )
-from torch_ops.testing.laws import flip_rows, negated, permuted_rows
+from torch_ops.testing.laws import flip_rows, negated, permuted_rows, rounding_bias
 from torch_ops.testing.proof import Arguments, Law, Mutant, Output, Pair, Proof, Trial
 from torch_ops.testing.proofs import _norm_faults as fault
 from torch_ops.testing.proofs import _norms
@@ -84,6 +84,7 @@ LAWS = (
         ("x", "residual"), "rows don't know each other: f(P x, P r) == P f(x, r)", oracle
     ),
     zero_rows(("x", "residual")),
+    rounding_bias(),
 )
 
 
@@ -117,11 +118,11 @@ MUTANTS = (
            _fused(mean=fault.in_half_precision)),
     Mutant("last_element_dropped", ("bound",), _fused(mean=fault.without_last)),
     Mutant("variance_ignored", ("bound",), _fused(mean=fault.no_variance)),
-    Mutant("truncated", ("bound",), _fused(finish=truncated)),
+    Mutant("truncated", ("rounding_bias", "bound",), _fused(finish=truncated)),
     Mutant("cast_then_multiply", ("bound",), fused_add(
         lambda x, w, eps=1e-6: rms()(x, None, eps) * w.to(x.dtype))),
-    Mutant("rounded_down", ("odd", "bound"), _fused(finish=floored)),
-    Mutant("rounded_up", ("odd", "bound"), _fused(finish=raised)),
+    Mutant("rounded_down", ("rounding_bias", "odd", "bound"), _fused(finish=floored)),
+    Mutant("rounded_up", ("rounding_bias", "odd", "bound"), _fused(finish=raised)),
     Mutant("sum_rounded_down", ("odd", "stored_sum", "bound"), fused_add(store=floored)),
     Mutant("row_0_for_all", ("row_permutation", "bound"),
            _fused(mean=fault.after(_square, fault.first_row))),

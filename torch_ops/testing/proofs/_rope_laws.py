@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from torch_ops.testing.laws import alone, homogeneous, negated, permuted_rows
+from torch_ops.testing.laws import alone, homogeneous, negated, permuted_rows, rounding_bias
 from torch_ops.testing.proof import Law, Pair, Trial
 
 
@@ -96,6 +96,7 @@ LAWS = (
     Law("pairing", "neox(x) == P interleaved(P x)", _pairing),
     Law("apart", "queries don't depend on keys, nor keys on queries", _apart),
     homogeneous("scale", {"q": 3, "k": 3}, (3, 3), "f(8 q, 8 k) == 8 f(q, k)"),
+    rounding_bias(),
     negated("odd", ("q", "k"), (-1, -1), "f(-q, -k) == -f(q, k)"),
     permuted_rows(("q", "k", "positions"), "tokens don't know each other"),
     alone(("q", "k", "positions")),

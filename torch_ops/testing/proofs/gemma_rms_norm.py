@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from torch_ops.testing.faults import floored, generic_mutants, raised, truncated
-from torch_ops.testing.laws import negated, permuted_rows, scaled_pair
+from torch_ops.testing.laws import negated, permuted_rows, rounding_bias, scaled_pair
 from torch_ops.testing.proof import Arguments, Law, Mutant, Output, Pair, Proof, Trial
 from torch_ops.testing.proofs import _norm_faults as fault
 from torch_ops.testing.proofs import _norms
@@ -47,6 +47,7 @@ LAWS = (
     negated("odd", ("x",), (-1,), "f(-x) == -f(x)"),
     permuted_rows(("x",), "rows don't know each other: f(P x) == P f(x)", oracle),
     zero_rows(("x",)),
+    rounding_bias(),
     Law("powers_of_gain", "f(x, 2^k - 1) == 2^k f(x, 0)", _powers_of_gain),
     Law("no_gain", "f(x, -1) == 0", _no_gain),
 )
@@ -68,11 +69,11 @@ MUTANTS = (
     Mutant("eps_tenfold", ("bound",), _one_plus(root=fault.with_eps(lambda eps: 10 * eps))),
     Mutant("last_element_dropped", ("bound",), _one_plus(mean=fault.without_last)),
     Mutant("variance_ignored", ("bound",), _one_plus(mean=fault.no_variance)),
-    Mutant("truncated", ("bound",), _one_plus(finish=truncated)),
+    Mutant("truncated", ("rounding_bias", "bound",), _one_plus(finish=truncated)),
     Mutant("one_plus_weight_in_dtype", ("bound",),
            rms(gain=lambda w, d: (1 + w.bfloat16()).to(d))),
-    Mutant("rounded_down", ("odd", "bound"), _one_plus(finish=floored)),
-    Mutant("rounded_up", ("odd", "bound"), _one_plus(finish=raised)),
+    Mutant("rounded_down", ("rounding_bias", "odd", "bound"), _one_plus(finish=floored)),
+    Mutant("rounded_up", ("rounding_bias", "odd", "bound"), _one_plus(finish=raised)),
     Mutant("absolute_value", ("odd", "bound"), _one_plus(finish=lambda y, d: y.abs().to(d))),
     Mutant("row_0_for_all", ("row_permutation", "bound"),
            _one_plus(mean=fault.after(_square, fault.first_row))),

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torch_ops.testing.faults import floored, generic_mutants, raised, truncated
-from torch_ops.testing.laws import homogeneous, negated, permuted_rows
+from torch_ops.testing.laws import homogeneous, negated, permuted_rows, rounding_bias
 from torch_ops.testing.proof import Arguments, Law, Mutant, Output, Pair, Proof, Trial
 from torch_ops.testing.proofs import _norm_faults as fault
 from torch_ops.testing.proofs import _norms
@@ -65,6 +65,7 @@ LAWS = (
     homogeneous("weight_scale", {"weight": 3}, (3,), "f(x, 8 w) == 8 f(x, w) without a bias",
                 applies=_no_bias),
     Law("zero_weight", "f(x, 0, b) == b", _zero_weight),
+    rounding_bias(),
     Law("constant_row", "f(c) == b for a constant row whose sums are exact", _constant_row),
 )  # fmt: skip
 
@@ -86,14 +87,14 @@ MUTANTS = (
     Mutant("mean_in_bfloat16", ("bound",), layer(mean=_mean(lambda m: m.bfloat16().to(m.dtype)))),
     Mutant("divided_by_n_minus_1", ("bound",),
            layer(variance=lambda x, mu: fault.bessel(x - mu))),
-    Mutant("truncated", ("bound",), layer(finish=truncated)),
+    Mutant("truncated", ("rounding_bias", "bound",), layer(finish=truncated)),
     Mutant("eps_fixed", ("scale_with_eps", "bound"), layer(root=fault.with_eps(lambda _: 1e-5))),
     Mutant("eps_outside_root", ("scale_with_eps", "bound"), layer(root=fault.eps_outside)),
     Mutant("root_of_eps_added", ("bound",), layer(root=fault.eps_squared)),
     Mutant("variance_clamped", ("scale_with_eps", "bound"),
            layer(variance=_variance(lambda v: v.clamp(1e-3, 1e3)))),
-    Mutant("rounded_down", ("odd", "bound"), layer(finish=floored)),
-    Mutant("rounded_up", ("odd", "bound"), layer(finish=raised)),
+    Mutant("rounded_down", ("rounding_bias", "odd", "bound"), layer(finish=floored)),
+    Mutant("rounded_up", ("rounding_bias", "odd", "bound"), layer(finish=raised)),
     Mutant("absolute_mean", ("odd", "bound"), layer(mean=_mean(torch.abs))),
     Mutant("row_0_mean", ("row_permutation", "bound"), layer(mean=_mean(fault.first_row))),
     Mutant("row_before", ("row_permutation", "bound"),

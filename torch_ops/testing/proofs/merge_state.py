@@ -13,7 +13,7 @@ from torch_ops.testing import draw as pieces
 from torch_ops.testing._hypothesis import DrawFn
 from torch_ops.testing._hypothesis import strategies as st
 from torch_ops.testing.arithmetic import contract_field, rounding
-from torch_ops.testing.laws import homogeneous, permuted_rows
+from torch_ops.testing.laws import homogeneous, permuted_rows, rounding_bias
 from torch_ops.testing.layouts import LAYOUTS
 from torch_ops.testing.proof import Arguments, Law, Output, Pair, Proof, Shapes, Trial
 from torch_ops.testing.proofs._merge_faults import MUTANTS
@@ -221,6 +221,7 @@ LAWS = (
     Law("with_itself", "f(a, a) == (v, s + ln 2)", _with_itself),
     Law("shift", "f depends on differences of LSEs", _shifted),
     homogeneous("scale", {"v_a": 3, "v_b": 3}, (3, 0), "f(8 v) == (8 v, s)"),
+    rounding_bias(),
     permuted_rows(ARGUMENTS, "tokens don't know each other", oracle),
 )  # fmt: skip
 

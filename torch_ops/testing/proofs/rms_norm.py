@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from torch_ops.testing.faults import floored, generic_mutants, raised, truncated
-from torch_ops.testing.laws import homogeneous, negated, permuted_rows
+from torch_ops.testing.laws import homogeneous, negated, permuted_rows, rounding_bias
 from torch_ops.testing.proof import Arguments, Law, Mutant, Output, Pair, Proof, Trial
 from torch_ops.testing.proofs import _norm_faults as fault
 from torch_ops.testing.proofs import _norms
@@ -40,6 +40,7 @@ LAWS = (
     permuted_rows(("x",), "rows don't know each other: f(P x) == P f(x)", oracle),
     homogeneous("weight_scale", {"weight": 3}, (3,), "f(x, 8 w) == 8 f(x, w)"),
     zero_rows(("x",)),
+    rounding_bias(),
     Law("absent_weight", "f(x, None) == f(x, 1)", _absent_weight),
 )
 
@@ -56,9 +57,9 @@ MUTANTS = (
     Mutant("half_of_the_row", ("bound",), rms(mean=fault.half_row)),
     Mutant("variance_ignored", ("bound", "scale_with_eps"), rms(mean=fault.no_variance)),
     Mutant("root_rounded", ("bound",), rms(root=fault.rounded_root)),
-    Mutant("truncated", ("bound",), rms(finish=truncated)),
-    Mutant("rounded_down", ("odd", "bound"), rms(finish=floored)),
-    Mutant("rounded_up", ("odd", "bound"), rms(finish=raised)),
+    Mutant("truncated", ("rounding_bias", "bound",), rms(finish=truncated)),
+    Mutant("rounded_down", ("rounding_bias", "odd", "bound"), rms(finish=floored)),
+    Mutant("rounded_up", ("rounding_bias", "odd", "bound"), rms(finish=raised)),
     Mutant("ties_up", ("odd",), rms(finish=fault.half_up)),
     Mutant("absolute_value", ("odd", "bound"), rms(finish=lambda y, d: y.abs().to(d))),
     Mutant("row_0_for_all", ("row_permutation", "bound"),
