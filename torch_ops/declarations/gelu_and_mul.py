@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
-from torch.nn import functional
 
 from torch_ops.contracts import GateContract
 from torch_ops.declarations import _gates
@@ -32,7 +32,8 @@ def gelu_and_mul(x: Tensor) -> Tensor:
     Source: Shazeer, GLU Variants Improve Transformer (arXiv 2002.05202).
     """
     gate, value = _gates.split(x)
-    return (functional.gelu(gate) * value).to(x.dtype)
+    # erfc doesn't cancel. PyTorch's gelu errs by 6 units of |gate| on CPUs with AVX-512.
+    return (gate / 2 * torch.erfc(gate * -(0.5**0.5)) * value).to(x.dtype)
 
 
 @gelu_and_mul.check
