@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from torch_ops import policy, selector
 from torch_ops.backend import Backend
 from torch_ops.errors import TorchOpsError, UnknownBackendError
@@ -34,7 +37,7 @@ class Explanation:
     source: str
     candidates: tuple[Candidate, ...]
     platform: Platform
-    error: TorchOpsError | None = None
+    error: Exception | None = None
 
     def __str__(self) -> str:
         chosen = self.chosen.value if self.chosen is not None else "none"
@@ -83,9 +86,23 @@ def explain(op: str, *args: Any, platform: Platform | None = None, **kwargs: Any
     candidates = _ranked(op, platform, call)
     try:
         plan = selector.make_plan(op, platform, backend=backend, scope=scope, args=call)
-    except (TorchOpsError, UnknownBackendError) as error:
+        _check(op, call)
+    except (TorchOpsError, UnknownBackendError, TypeError, ValueError) as error:
         return Explanation(op, None, choice.source, candidates, platform, error)
     return Explanation(op, plan.specs[0].backend, plan.source, candidates, platform)
+
+
+def _check(op: str, call: tuple[Any, ...] | None) -> None:
+    """Raise what a call with these arguments would raise before any kernel is asked."""
+    from torch_ops.declarations import catalogue
+    from torch_ops.runtime import refuse_grad
+
+    declaration = catalogue().get(op)
+    if declaration is None or call is None:
+        return
+    if torch.is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in call):
+        raise refuse_grad(op)
+    declaration.checker(*call)
 
 
 def _arguments(op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:

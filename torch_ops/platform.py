@@ -156,8 +156,7 @@ class Requirement:
     def rejects(self, platform: Platform) -> str | None:
         """Give the reason why the platform doesn't satisfy this, or None if it does."""
         if platform.device != self.device:
-            only = {"cpu": "CPU", "cuda": "CUDA", "rocm": "ROCm"}[self.device]
-            return f"{only} only (device is {platform.device!r})"
+            return _only({self.device}, platform)
         if self.archs is not None and platform.arch not in self.archs:
             return f"arch {platform.arch or 'unknown'} (supported: {', '.join(self.archs)})"
         if self.min_arch is None and self.max_arch is None:
@@ -181,6 +180,12 @@ class Requirement:
         return f"{low} and newer" if low else f"up to {high}"
 
 
+def _only(devices: set[str], platform: Platform) -> str:
+    names = {"cpu": "CPU", "cuda": "CUDA", "rocm": "ROCm"}
+    wanted = " or ".join(names[device] for device in sorted(devices))
+    return f"{wanted} only (device is {platform.device!r})"
+
+
 def rejection(requires: frozenset[Requirement], platform: Platform) -> str | None:
     """Give why no requirement of the set holds, or None (an empty set always holds)."""
     if not requires:
@@ -188,4 +193,7 @@ def rejection(requires: frozenset[Requirement], platform: Platform) -> str | Non
     reasons = [requirement.rejects(platform) for requirement in requires]
     if any(reason is None for reason in reasons):
         return None
+    devices = {requirement.device for requirement in requires}
+    if platform.device not in devices:
+        return _only(devices, platform)
     return "; ".join(sorted({str(reason) for reason in reasons}))

@@ -200,4 +200,4 @@ def test_a_set_of_requirements_means_any() -> None:
     assert rejection(either, H200) is None
     assert rejection(either, MI300) is None
     assert rejection(frozenset(), CPU) is None
-    assert rejection(either, CPU) == "CUDA only (device is 'cpu'); ROCm only (device is 'cpu')"
+    assert rejection(either, CPU) == "CUDA or ROCm only (device is 'cpu')"

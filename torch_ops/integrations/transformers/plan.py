@@ -160,5 +160,5 @@ class Plan:
 def _unknown(module: nn.Module) -> str:
     cls = type(module)
     if cls.__module__.startswith("torch.nn."):
-        return f"no op of torch_ops does what {cls.__qualname__} does"
+        return f"{cls.__qualname__} isn't replaced (of torch.nn only Linear is)"
     return f"unknown type {cls.__module__}.{cls.__qualname__}"
