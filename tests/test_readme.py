@@ -146,7 +146,7 @@ def test_make_commands_are_targets(command: str) -> None:
 
 @pytest.mark.parametrize("command", [c for c in COMMANDS if KINDS["pip"].match(c)])
 def test_installed_extras_exist(command: str) -> None:
-    (extras,) = re.findall(r'^pip install "torch-ops\[([\w,-]+)\]"$', command)
+    (extras,) = re.findall(r'^pip install "\.\[([\w,-]+)\]"$', command)
     assert set(extras.split(",")) <= set(PROJECT["project"]["optional-dependencies"])
 
 

@@ -52,7 +52,7 @@ def test_packages_of_other_devices_are_neither_needed_nor_loaded(python: Python)
     assert "arch gfx1030 (supported: gfx942)" in reasons["rocm"][0]
     assert "CUDA only (device is 'rocm')" in reasons["rocm"][0]
     assert "arch sm_80 is too old (supported: sm_90 and newer)" in reasons["cuda"][0]
-    assert "CUDA only (device is 'cpu')" in reasons["cpu"][0]
+    assert "CUDA or ROCm only (device is 'cpu')" in reasons["cpu"][0]
 
 
 KERNEL = """
