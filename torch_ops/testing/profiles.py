@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch_ops.testing._hypothesis import HealthCheck, Phase, settings
+from torch_ops.testing._hypothesis import HealthCheck, Phase, Verbosity, settings
 
 # Kernels refuse examples, and those are drawn anew: the verdict says whether enough were accepted.
 _SLOW = [HealthCheck.too_slow, HealthCheck.filter_too_much]
@@ -39,6 +39,7 @@ def _settings(
         derandomize=derandomize,
         deadline=None,
         print_blob=True,
+        verbosity=Verbosity.quiet,  # it would print between the lines of a report
         report_multiple_bugs=False,
         suppress_health_check=checks,
         phases=phases,
