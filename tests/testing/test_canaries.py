@@ -14,6 +14,7 @@ from torch_ops.testing import examine, proof_of
 from torch_ops.testing.canaries import BYTE, GUARD, Guards, probe
 from torch_ops.testing.compare import DeviceLostError, ViolationError
 from torch_ops.testing.examine import Examiner, Tally
+from torch_ops.testing.registered import registered
 from torch_ops.testing.spec import Operand, Spec
 from torch_ops.testing.subject import subject_of
 
@@ -87,6 +88,29 @@ def test_a_device_that_serves_no_more_is_lost(monkeypatch: pytest.MonkeyPatch) -
         "supports() accepted the call, which raised RuntimeError: launch failed; "
         "then a probe raised AcceleratorError: CUDA error: an illegal memory access"
     )
+
+
+def test_an_error_of_the_device_outside_of_calls_is_a_loss(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def check(output: Tensor, expected: Any) -> float:
+        raise torch.AcceleratorError("CUDA error: unspecified launch failure")
+
+    monkeypatch.setattr(examine, "check_output", check)
+    with pytest.raises(DeviceLostError, match="AcceleratorError: CUDA error: unspecified") as seen:
+        _examine(reference)
+    assert seen.value.spec == SPEC.to_json()
+
+
+def test_opcheck_is_followed_by_a_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(device: torch.device, before: str = "") -> None:
+        raise DeviceLostError("no answer")
+
+    monkeypatch.setattr(examine, "probe", lost)
+    subject = registered(OP, "torch")
+    with pytest.raises(DeviceLostError, match="no answer") as seen:
+        Examiner(subject, proof_of(OP), catalogue()[OP].contract).opcheck(SPEC)
+    assert seen.value.spec == SPEC.to_json()
 
 
 def test_a_device_that_computes_wrongly_is_red(monkeypatch: pytest.MonkeyPatch) -> None:

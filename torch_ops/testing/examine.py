@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,10 +19,11 @@ from torch_ops.testing.laws import GENERIC
 from torch_ops.testing.proof import Arguments, Law, Output, Proof, Trial
 from torch_ops.testing.registered import opcheck
 from torch_ops.testing.spec import Spec
-from torch_ops.testing.subject import Subject, call
+from torch_ops.testing.subject import Subject, call, first_line
 
 CPU = torch.device("cpu")
 REMEMBERED = 100
+T = TypeVar("T")
 
 
 @dataclass
@@ -122,7 +123,7 @@ class Examiner:
             ViolationError: The kernel broke a promise; it names the layer and carries the Spec.
         """
         try:
-            return self._probed(spec, tally, with_laws)
+            return self._serving(lambda: self._run(spec, tally, with_laws))
         except ViolationError as broken:
             raise ViolationError(broken.layer, broken.detail, spec.to_json()) from broken.__cause__
         except DeviceLostError as lost:
@@ -137,17 +138,23 @@ class Examiner:
         args = build(spec, self.device)
         if self.subject.refuses(tuple(args.values())) is not None or not self.admits(args):
             return False
-        opcheck(self.proof.op, self.subject.name, args, spec.to_json())
+        try:
+            self._serving(lambda: opcheck(self.proof.op, self.subject.name, args, spec.to_json()))
+        except DeviceLostError as lost:
+            raise DeviceLostError(lost.detail, spec.to_json()) from lost.__cause__
         return True
 
-    def _probed(self, spec: Spec, tally: Tally, with_laws: bool) -> float | None:
+    def _serving(self, step: Callable[[], T]) -> T:
+        """Takes a step, after which the device still has to serve, also where it raised."""
         try:
-            ratio = self._run(spec, tally, with_laws)
+            result = step()
         except ViolationError as broken:
             probe(self.device, broken.detail)
             raise
+        except torch.AcceleratorError as error:
+            raise DeviceLostError(first_line(error)) from error
         probe(self.device)
-        return ratio
+        return result
 
     def _run(self, spec: Spec, tally: Tally, with_laws: bool) -> float | None:
         args = build(spec, self.device)

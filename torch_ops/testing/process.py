@@ -75,6 +75,7 @@ class Process:
         self._number = 0
         self._kept = b""
         self._kinds: set[str] = set()
+        self._unloadable: DeathError | None = None
 
     def ask(self, request: Message) -> Message:
         """Sends one request and returns the answer.
@@ -85,9 +86,20 @@ class Process:
             IsolationError: Something else failed.
         """
         if not self._greeted:
-            self.device = self._ask({"do": "hello"}, self.patience.first)["device"]
-            self._greeted = True
+            self._greet()
         return self._ask(request, self.patience.later)
+
+    def _greet(self) -> None:
+        """Has the kernel loaded; one that kills or hangs the process then is tried only once."""
+        if self._unloadable is not None:
+            raise self._unloadable
+        try:
+            self.device = self._ask({"do": "hello"}, self.patience.first)["device"]
+        except DeathError as death:
+            detail = f"{death.detail}, while the kernel was loaded"
+            self._unloadable = DeathError(detail, hung=death.hung)
+            raise self._unloadable from None
+        self._greeted = True
 
     def close(self) -> None:
         """Ends the process and all that it started."""
@@ -109,7 +121,7 @@ class Process:
         assigned = json.dumps(dataclasses.asdict(self.assigned))
         given = [str(os.getpid()), str(requests), str(answers), assigned]
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _START, json.dumps(sys.path), *given],
+            [sys.executable, "-c", _START, json.dumps([str(p) for p in sys.path]), *given],
             stdin=subprocess.DEVNULL,
             stdout=2,  # what kernels print is no part of a report
             pass_fds=(requests, answers),

@@ -57,17 +57,17 @@ def loses_the_gpu(x: Tensor) -> Tensor:
     return right(x)
 
 
+def asserts_on_the_device(x: Tensor) -> Tensor:
+    """Has an index out of range, which a GPU finds while its kernel runs."""
+    if _wide(x):
+        x.reshape(-1)[torch.tensor([2**30], device=x.device)].sum()
+    return right(x)
+
+
 def writes_past_its_input(x: Tensor) -> Tensor:
     """Writes one element after the last one."""
     if _wide(x) and x.is_contiguous():
         ctypes.memset(x.data_ptr() + x.numel() * x.element_size(), 1, x.element_size())
-    return right(x)
-
-
-def says_much(x: Tensor) -> Tensor:
-    """Writes where a report would be."""
-    if x.numel() == 2:
-        print("no report")  # noqa: T201 - kernels do
     return right(x)
 
 
@@ -76,7 +76,8 @@ def _narrow(x: Tensor) -> str | None:
 
 
 def refuses(x: Tensor) -> Tensor:
-    """Says beforehand what it can't serve."""
+    """Says beforehand what it can't serve, and prints where a report would be."""
+    print("no report")  # noqa: T201 - kernels do
     return right(x)
 
 
