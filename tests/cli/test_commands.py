@@ -16,6 +16,7 @@ import pytest
 import torch_ops
 from torch_ops.cli import main
 from torch_ops.declarations import catalogue
+from torch_ops.testing.result import Cell, Result
 
 
 class Shell:
@@ -243,6 +244,23 @@ def test_verify(acme: Callable[[str], None], fault: str, code: int, shell: Shell
     assert verdicts.pop("float32") == ("failed" if code else "passed")
     assert set(verdicts.values()) == {"unsupported"}
     assert shell("explain", "silu_and_mul", "--backend", "acme")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "isolate"), [((), None), (("--isolate",), True), (("--no-isolate",), False)]
+)
+def test_verify_isolates(
+    options: tuple[str, ...],
+    isolate: bool | None,
+    shell: Shell,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def verify(op: str, backend: str, **given: Any) -> Result:
+        assert given["isolate"] is isolate
+        return Result(op, backend, "cpu", "dev", 0.0, {}, (Cell("float32", "passed"),))
+
+    monkeypatch.setattr("torch_ops.testing.verify.verify", verify)
+    shell.json("verify", "silu_and_mul", "--backend", "torch", *options)
 
 
 @pytest.mark.parametrize(

@@ -239,6 +239,13 @@ def test_progress_is_told_after_every_example() -> None:
     assert len(seen) >= result.cells[0].executed
 
 
+def test_nothing_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    """Hypothesis tells its seed where it drew nothing that was accepted."""
+    refusing = _supporting(_copy(), lambda x: "nothing is served")
+    assert _verify(refusing, profile="dev").cells[0].verdict == "unsupported"
+    assert capsys.readouterr() == ("", "")
+
+
 def test_a_result_is_plain_data() -> None:
     result = _verify(_copy())
     data = json.loads(json.dumps(result.to_dict()))

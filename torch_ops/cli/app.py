@@ -87,6 +87,14 @@ def verify(
     profile: Annotated[
         str, typer.Option(help="How long to search: dev, torch_ops_ci, nightly or soak.")
     ] = "torch_ops_ci",
+    isolate: Annotated[
+        bool | None,
+        typer.Option(
+            "--isolate/--no-isolate",
+            help="Whether kernels run in a process of their own, which may crash or hang.",
+            show_default="isolated on a GPU",
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Prove a backend's kernels; exits with 1 where one is wrong or not proven."""
@@ -94,7 +102,7 @@ def verify(
 
     with usage_errors():
         place = arguments.parse_device(device)
-        output.present(lambda: proof.report(op, backend, place, profile), as_json)
+        output.present(lambda: proof.report(op, backend, place, profile, isolate), as_json)
 
 
 @app.command()

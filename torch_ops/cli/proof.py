@@ -14,8 +14,16 @@ from torch_ops.integrations.extras import require
 __all__ = ["report"]
 
 
-def report(op: str | None, backend: str, device: torch.device, profile: str) -> Report:
+def report(
+    op: str | None,
+    backend: str,
+    device: torch.device,
+    profile: str,
+    isolate: bool | None = None,
+) -> Report:
     """Prove one op of a backend, or all that it serves; red where one isn't proven.
+
+    With `isolate` a kernel runs in a process of its own; None isolates on a GPU.
 
     Raises:
         UsageError: there is no such profile.
@@ -39,6 +47,7 @@ def report(op: str | None, backend: str, device: torch.device, profile: str) -> 
                     backend,
                     device=device,
                     profile=profile,
+                    isolate=isolate,
                     progress=lambda p: progress.note(
                         f"{p.op} {p.dtype}: {p.phase} {p.done} of {p.total}"
                     ),

@@ -1,7 +1,16 @@
 """The one import of hypothesis, with a message that says how to get it."""
 
 try:
-    from hypothesis import HealthCheck, Phase, given, reject, settings, strategies, target
+    from hypothesis import (
+        HealthCheck,
+        Phase,
+        Verbosity,
+        given,
+        reject,
+        settings,
+        strategies,
+        target,
+    )
     from hypothesis.errors import FlakyFailure, Unsatisfiable
     from hypothesis.strategies import DrawFn, SearchStrategy
 except ModuleNotFoundError as error:
@@ -17,6 +26,7 @@ __all__ = [
     "Phase",
     "SearchStrategy",
     "Unsatisfiable",
+    "Verbosity",
     "given",
     "reject",
     "settings",

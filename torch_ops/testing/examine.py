@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from torch_ops.testing.arguments import build, contiguous
+from torch_ops.testing.canaries import Guards, probe
 from torch_ops.testing.classes import ClassLimit
 from torch_ops.testing.compare import DeviceLostError, ViolationError, check_output, check_pairs
 from torch_ops.testing.contract import Snapshot, check_fresh, check_metadata
 from torch_ops.testing.laws import GENERIC
 from torch_ops.testing.proof import Arguments, Law, Output, Proof, Trial
+from torch_ops.testing.registered import opcheck
 from torch_ops.testing.spec import Spec
-from torch_ops.testing.subject import Subject, call
+from torch_ops.testing.subject import Subject, call, first_line
 
 CPU = torch.device("cpu")
 REMEMBERED = 100
+T = TypeVar("T")
 
 
 @dataclass
@@ -44,6 +47,34 @@ class Tally:
     laws: collections.Counter[str] = field(default_factory=collections.Counter)
     laws_refused: dict[str, str] = field(default_factory=dict)
     refused_specs: dict[Spec, str] = field(default_factory=dict)
+
+    def refuse(self, spec: Spec, reason: str) -> None:
+        """Counts an example that the kernel refused."""
+        self.refused[reason] += 1
+        if len(self.refused_specs) < REMEMBERED:
+            self.refused_specs[spec] = reason
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns all but the refused examples as plain data, for JSON."""
+        return {
+            "executed": self.executed,
+            "refused": dict(self.refused),
+            "left_out": self.left_out,
+            "ratio": self.ratio,
+            "laws": dict(self.laws),
+            "laws_refused": self.laws_refused,
+        }
+
+    def add(self, other: Mapping[str, Any], spec: Spec) -> None:
+        """Adds what one example came to in another process, as `to_dict` gave it there."""
+        self.executed += other["executed"]
+        for reason in other["refused"]:
+            self.refuse(spec, reason)
+        self.left_out += other["left_out"]
+        self.ratio = max(self.ratio, other["ratio"])
+        self.laws.update(other["laws"])
+        for law, reason in other["laws_refused"].items():
+            self.laws_refused.setdefault(law, reason)
 
 
 class _RefusedError(Exception):
@@ -92,11 +123,38 @@ class Examiner:
             ViolationError: The kernel broke a promise; it names the layer and carries the Spec.
         """
         try:
-            return self._run(spec, tally, with_laws)
+            return self._serving(lambda: self._run(spec, tally, with_laws))
         except ViolationError as broken:
             raise ViolationError(broken.layer, broken.detail, spec.to_json()) from broken.__cause__
         except DeviceLostError as lost:
             raise DeviceLostError(lost.detail, spec.to_json()) from lost.__cause__
+
+    def opcheck(self, spec: Spec) -> bool:
+        """Runs opcheck on one example; False where the kernel or the limit leaves it out.
+
+        Raises:
+            ViolationError: Schema or fake kernel disagree with what the kernel does.
+        """
+        args = build(spec, self.device)
+        if self.subject.refuses(tuple(args.values())) is not None or not self.admits(args):
+            return False
+        try:
+            self._serving(lambda: opcheck(self.proof.op, self.subject.name, args, spec.to_json()))
+        except DeviceLostError as lost:
+            raise DeviceLostError(lost.detail, spec.to_json()) from lost.__cause__
+        return True
+
+    def _serving(self, step: Callable[[], T]) -> T:
+        """Takes a step, after which the device still has to serve, also where it raised."""
+        try:
+            result = step()
+        except ViolationError as broken:
+            probe(self.device, broken.detail)
+            raise
+        except torch.AcceleratorError as error:
+            raise DeviceLostError(first_line(error)) from error
+        probe(self.device)
+        return result
 
     def _run(self, spec: Spec, tally: Tally, with_laws: bool) -> float | None:
         args = build(spec, self.device)
@@ -105,9 +163,7 @@ class Examiner:
             return None
         reason = self.subject.refuses(tuple(args.values()))
         if reason is not None:
-            tally.refused[reason] += 1
-            if len(tally.refused_specs) < REMEMBERED:
-                tally.refused_specs[spec] = reason
+            tally.refuse(spec, reason)
             return None
         pristine = contiguous(args)
         expected = self.proof.oracle(contiguous(build(spec)), self.contract)
@@ -125,6 +181,8 @@ class Examiner:
 
     def _checked_call(self, args: Arguments, expected: tuple[Output, ...]) -> tuple[Tensor, ...]:
         before = Snapshot.take(args)
+        sizes = [e.value.numel() * e.dtype.itemsize for e in expected]
+        guards = Guards.place(sizes, self.device)
         outputs = call(self.subject, self.proof, args)
         if not self._wants("contract"):
             return outputs
@@ -134,6 +192,7 @@ class Examiner:
             again = call(self.subject, self.proof, args)
             check_fresh(again, args, outputs)
         before.check(args, self.proof.mutates)
+        guards.check()
         return outputs
 
     def _again(self, args: Arguments) -> tuple[Tensor, ...]:

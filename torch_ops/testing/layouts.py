@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 INT64_STRIDE = 2**31
+TAIL = 16
 
 
 def _buffer(values: Tensor, shape: Iterable[int]) -> Tensor:
@@ -22,6 +23,12 @@ def _buffer(values: Tensor, shape: Iterable[int]) -> Tensor:
 def _fill(view: Tensor, values: Tensor) -> Tensor:
     view.copy_(values)
     return view
+
+
+def _contig(values: Tensor) -> Tensor:
+    """From the start of a storage that goes on behind the last element."""
+    flat = _buffer(values, (values.numel() + TAIL,))
+    return _fill(flat[: values.numel()].view(values.shape), values)
 
 
 def _row_stride(values: Tensor) -> Tensor:
@@ -74,7 +81,7 @@ def _int64_stride(values: Tensor) -> Tensor:
 
 
 _PLACE: dict[str, Callable[[Tensor], Tensor]] = {
-    "contig": lambda values: values.clone(),
+    "contig": _contig,
     "row_stride": _row_stride,
     "transposed": _transposed,
     "expand0": _expand0,

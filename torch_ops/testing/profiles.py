@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch_ops.testing._hypothesis import HealthCheck, Phase, settings
+from torch_ops.testing._hypothesis import HealthCheck, Phase, Verbosity, settings
 
 # Kernels refuse examples, and those are drawn anew: the verdict says whether enough were accepted.
 _SLOW = [HealthCheck.too_slow, HealthCheck.filter_too_much]
@@ -39,6 +39,7 @@ def _settings(
         derandomize=derandomize,
         deadline=None,
         print_blob=True,
+        verbosity=Verbosity.quiet,  # it would print between the lines of a report
         report_multiple_bugs=False,
         suppress_health_check=checks,
         phases=phases,
@@ -46,21 +47,22 @@ def _settings(
     )
 
 
-_ALL = list(Phase)
+# Not Phase.explain: it runs failing examples again for notes that nobody would read.
 _CI = [Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink]
+_LONG = [*_CI, Phase.target]
 PROFILES = {
-    "dev": Profile("dev", _settings(25, derandomize=False, phases=_ALL, checks=_SLOW), 2**16),
+    "dev": Profile("dev", _settings(25, derandomize=False, phases=_LONG, checks=_SLOW), 2**16),
     "torch_ops_ci": Profile(
         "torch_ops_ci", _settings(100, derandomize=True, phases=_CI, checks=_LARGE), 2**16
     ),
     "nightly": Profile(
         "nightly",
-        _settings(2000, derandomize=False, phases=[*_CI, Phase.target], checks=_LARGE),
+        _settings(2000, derandomize=False, phases=_LONG, checks=_LARGE),
         2**20,
     ),
     "soak": Profile(
         "soak",
-        _settings(20000, derandomize=False, phases=[*_CI, Phase.target], checks=_LARGE),
+        _settings(20000, derandomize=False, phases=_LONG, checks=_LARGE),
         2**20,
     ),
 }

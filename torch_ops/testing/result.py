@@ -120,6 +120,9 @@ class Result:
             lines += [f"{cell.dtype}: {failure}" for failure in cell.failures]
         if not self.ok and not any(cell.red for cell in self.cells):
             lines.append("no cell was proven: a result without a passed cell is no proof")
+        if self.failures:
+            named = (f"{name} {version}" for name, version in self.versions.items())
+            lines.append(f"versions: {', '.join(named)}")
         return "\n".join(lines)
 
 

@@ -59,7 +59,8 @@ def poison(device: torch.device, sizes: Sequence[int]) -> None:
     del blocks
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """Gives the type of an error and the first line of its text."""
     return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
 
 
@@ -78,7 +79,7 @@ def call(subject: Subject, proof: Proof, args: Arguments) -> tuple[Tensor, ...]:
         if device.type == "cuda":
             torch.cuda.synchronize(device)  # what broke is this call's, and not a later one's
     except torch.AcceleratorError as error:
-        raise DeviceLostError(f"supports() accepted the call: {_first_line(error)}") from error
+        raise DeviceLostError(f"supports() accepted the call: {first_line(error)}") from error
     except Exception as error:
         detail = f"supports() accepted the call, which raised {type(error).__name__}: {error}"
         raise ViolationError("contract", detail) from error

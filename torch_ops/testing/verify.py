@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-import platform
 import re
-import shlex
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -17,14 +16,16 @@ import torch_ops
 from torch_ops.backend import Backend
 from torch_ops.declarations import catalogue
 from torch_ops.testing._hypothesis import FlakyFailure, Phase, Unsatisfiable, reject, target
-from torch_ops.testing.arguments import build
 from torch_ops.testing.classes import ClassLimit
 from torch_ops.testing.compare import DeviceLostError, ViolationError
 from torch_ops.testing.draw import FLOATS
 from torch_ops.testing.examine import Examiner, Tally
+from torch_ops.testing.isolation import Isolated, OutOfPatienceError, assignment
+from torch_ops.testing.process import Patience, Process
 from torch_ops.testing.profiles import Profile, profile_of
 from torch_ops.testing.proof import Law, Proof, proof_of
-from torch_ops.testing.registered import opcheck, registered
+from torch_ops.testing.registered import registered
+from torch_ops.testing.reproduction import command, device_name, versions
 from torch_ops.testing.result import (
     FAILED,
     PASSED,
@@ -66,8 +67,13 @@ def verify(
     progress: Report | None = None,
     dtypes: Sequence[str] | None = None,
     max_classes: int | None = None,
+    isolate: bool | None = None,
+    patience: Patience | None = None,
 ) -> Result:
     """Proves a kernel against the op's declaration, dtype by dtype.
+
+    Isolated, the kernel runs in a process of its own: one that crashes, hangs or loses the GPU is
+    wrong at an example that is shrunk like any other.
 
     Args:
         op: Name of a declared op.
@@ -78,6 +84,9 @@ def verify(
         dtypes: Names of dtypes to verify; all that the op declares where None.
         max_classes: Run at most so many classes of calls a dtype, for backends that compile each
             (see `classes.class_of`); examples of others are left out and counted.
+        isolate: Whether to isolate; None isolates on a GPU. Only registered backends of installed
+            packages and functions of importable modules can be.
+        patience: How long an isolated kernel is waited for, and how many processes may die.
 
     Returns:
         The verdict; ``result.ok`` is True if every cell that can be proven here is.
@@ -86,15 +95,30 @@ def verify(
         UnknownOpError: The op isn't declared.
         LookupError: The op has no proof.
         UnknownBackendError: The op has no such backend.
-        ValueError: No such profile or dtype.
+        ValueError: No such profile or dtype, or another process can't find the kernel.
     """
     chosen, proof = profile_of(profile), proof_of(op)
-    subject = _subject(op, backend)
+    subject, place = _subject(op, backend), torch.device(device)
+    wanted = _dtypes(op, dtypes)
     started = time.monotonic()
-    runs = [
-        _Run(subject, proof, dtype, torch.device(device), chosen, progress, max_classes)
-        for dtype in _dtypes(op, dtypes)
-    ]
+    isolated = place.type == "cuda" if isolate is None else isolate
+    process = Process(assignment(op, backend, place), patience or Patience()) if isolated else None
+
+    def run(dtype: str) -> _Run:
+        limit = None if max_classes is None else ClassLimit(max_classes)
+        examiner = Examiner(subject, proof, catalogue()[op].contract, place, limit=limit)
+        examine = Isolated(examiner, process) if process else examiner
+        return _Run(subject, proof, dtype, examine, chosen, progress)
+
+    name = "" if process else device_name(place)
+    with contextlib.closing(process) if process else contextlib.nullcontext():
+        cells = _cells([run(dtype) for dtype in wanted])
+    seconds = time.monotonic() - started
+    found = versions(process.device if process else name)
+    return Result(op, subject.name, str(device), profile, seconds, found, cells)
+
+
+def _cells(runs: Sequence[_Run]) -> tuple[Cell, ...]:
     cells: list[Cell] = []
     for run in runs:
         cells.append(run.cell())
@@ -102,8 +126,7 @@ def verify(
             why = f"not run: the GPU's context was lost while {run.dtype} was being proven"
             cells += [Cell(rest.dtype, FAILED, why) for rest in runs[len(cells) :]]
             break
-    seconds = time.monotonic() - started
-    return Result(op, subject.name, str(device), profile, seconds, _versions(), tuple(cells))
+    return tuple(cells)
 
 
 def replay(spec: str, backend: str | Backend | Callable[..., Any], device: str = "cpu") -> float:
@@ -141,14 +164,6 @@ def _dtypes(op: str, wanted: Sequence[str] | None) -> list[str]:
     return [d for d in declared if wanted is None or d in wanted]
 
 
-def _versions() -> dict[str, str]:
-    return {
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "machine": platform.machine(),
-    }
-
-
 class _Run:
     """The verification of one cell."""
 
@@ -157,16 +172,12 @@ class _Run:
         subject: Subject,
         proof: Proof,
         dtype: str,
-        device: torch.device,
+        examine: Examiner | Isolated,
         profile: Profile,
         progress: Report | None,
-        max_classes: int | None,
     ) -> None:
         self.subject, self.proof, self.dtype = subject, proof, dtype
-        self.device, self.profile, self.progress = device, profile, progress
-        contract = catalogue()[proof.op].contract
-        limit = None if max_classes is None else ClassLimit(max_classes)
-        self.examine = Examiner(subject, proof, contract, device, limit=limit)
+        self.examine, self.profile, self.progress = examine, profile, progress
         self.tally = Tally()
         self.examples = profile.examples(proof.cost)
         self.opchecks = 0
@@ -258,6 +269,10 @@ class _Run:
             generate(self.proof.op, self.dtype, self.profile, one, self.examples)
         except ViolationError as broken:
             self._failed("generated", broken)
+        except OutOfPatienceError as end:
+            last = end.last
+            detail = f"{last.detail} (not shrunk further: too many processes died)"
+            self._failed("generated", ViolationError(last.layer, detail, last.spec))
         except Unsatisfiable:
             pass  # all were refused, and counted
         except FlakyFailure as flaky:
@@ -268,20 +283,14 @@ class _Run:
         if not self.subject.registered:
             return
         for spec in specs:
-            args = build(spec, self.device)
-            refused = self.subject.refuses(tuple(args.values())) is not None
-            if refused or not self.examine.admits(args):
-                continue
             try:
-                opcheck(self.proof.op, self.subject.name, args, spec.to_json())
+                self.opchecks += self.examine.opcheck(spec)
             except ViolationError as broken:
                 self._failed("opcheck", broken)
                 return
-            self.opchecks += 1
 
     def _failed(self, phase: str, broken: ViolationError) -> None:
-        code = "from torch_ops.testing import replay; replay"
-        again = f"python -c {shlex.quote(f'{code}({broken.spec!r}, {self.subject.name!r})')}"
+        again = command(broken.spec, self.subject, self.examine.device)
         failure = Failure(phase, broken.layer, broken.detail, broken.spec, again)
         self.failures.append(failure)
 
