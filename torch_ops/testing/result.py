@@ -16,9 +16,9 @@ class Failure:
     """A broken promise.
 
     Attributes:
-        phase: ``covering``, ``named``, ``zero``, ``classes``, ``generated``, ``opcheck``, or
-            ``lost`` where the GPU's context was lost, which ends the proof.
-        layer: ``contract``, ``bound``, ``opcheck`` or the name of a law.
+        phase: ``covering``, ``named``, ``zero``, ``classes``, ``generated``, ``opcheck``,
+            ``ledger``, or ``lost`` where the GPU's context was lost, which ends the proof.
+        layer: ``contract``, ``bound``, ``opcheck``, ``ledger`` (an entry is stale) or the name of a law.
         detail: What was seen.
         spec: The example as JSON; hypothesis has shrunk it in the phase ``generated``.
         again: A command that runs it again.
@@ -53,6 +53,8 @@ class Cell:
         laws_refused: Laws about calls that the kernel refuses, with the first reason.
         opchecks: How many examples went through `torch.library.opcheck`.
         failures: Broken promises, the first of each phase.
+        tolerated: Examples that failed as the ledger of known faults says, by issue.
+        never_launched: Examples that the ledger keeps from running, by issue.
     """
 
     dtype: str
@@ -66,6 +68,8 @@ class Cell:
     laws_refused: dict[str, str] = field(default_factory=dict)
     opchecks: int = 0
     failures: tuple[Failure, ...] = ()
+    tolerated: dict[str, int] = field(default_factory=dict)
+    never_launched: dict[str, int] = field(default_factory=dict)
 
     @property
     def red(self) -> bool:
@@ -103,7 +107,7 @@ class Result:
         """The table: header, then one row a cell."""
         header = (
             "dtype", "verdict", "examples", "refused", "left out", "worst err/bound", "laws",
-            "opcheck",
+            "opcheck", "known faults",
         )  # fmt: skip
         return [header, *(_row(cell) for cell in self.cells)]
 
@@ -118,6 +122,11 @@ class Result:
             if cell.reason and not cell.failures:
                 lines.append(f"{cell.dtype}: {cell.verdict}: {cell.reason}")
             lines += [f"{cell.dtype}: {failure}" for failure in cell.failures]
+            for kind in ("tolerated", "never_launched"):
+                lines += [
+                    f"{cell.dtype}: {count} examples {kind.replace('_', ' ')}: {issue}"
+                    for issue, count in getattr(cell, kind).items()
+                ]
         if not self.ok and not any(cell.red for cell in self.cells):
             lines.append("no cell was proven: a result without a passed cell is no proof")
         return "\n".join(lines)
@@ -136,6 +145,7 @@ def _row(cell: Cell) -> tuple[str, ...]:
         f"{cell.ratio:.3f}" if cell.executed else "-",
         f"{held} ({sum(cell.laws.values())} checks){refused}" if cell.laws else "-",
         str(cell.opchecks),
+        str(sum(cell.tolerated.values()) + sum(cell.never_launched.values())),
     )
 
 

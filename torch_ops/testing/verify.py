@@ -22,6 +22,7 @@ from torch_ops.testing.classes import ClassLimit
 from torch_ops.testing.compare import DeviceLostError, ViolationError
 from torch_ops.testing.draw import FLOATS
 from torch_ops.testing.examine import Examiner, Tally
+from torch_ops.testing.ledger import Known, entries_of
 from torch_ops.testing.profiles import Profile, profile_of
 from torch_ops.testing.proof import Law, Proof, proof_of
 from torch_ops.testing.registered import opcheck, registered
@@ -167,6 +168,7 @@ class _Run:
         contract = catalogue()[proof.op].contract
         limit = None if max_classes is None else ClassLimit(max_classes)
         self.examine = Examiner(subject, proof, contract, device, limit=limit)
+        self.known = Known(entries_of(proof.op, subject.name) if subject.registered else ())
         self.tally = Tally()
         self.examples = profile.examples(proof.cost)
         self.opchecks = 0
@@ -203,6 +205,9 @@ class _Run:
         laws = {law.name: self.tally.laws[law.name] for law in binding}
         silent = [law for law in binding if not self._heard(law)]
         refused = _grouped(self.tally.refused)
+        for issue, spec in self.known.stale().items():
+            why = f"every example of {issue} that ran was right: its entry is stale"
+            self._failed("ledger", ViolationError("ledger", why, spec.to_json()))
         verdict, reason = PASSED, ""
         if self.failures:
             verdict, reason = FAILED, self.failures[0].detail
@@ -229,16 +234,20 @@ class _Run:
         return Cell(
             self.dtype, verdict, reason, tally.executed, _grouped(tally.refused), tally.left_out,
             tally.ratio, laws, tally.laws_refused, self.opchecks, tuple(self.failures),
+            dict(self.known.tolerated), dict(self.known.never_launched),
         )  # fmt: skip
 
     def _fixed(self, phase: str, specs: Sequence[Spec], *, with_laws: bool) -> None:
         for done, spec in enumerate(specs, start=1):
             try:
-                self.examine(spec, self.tally, with_laws=with_laws)
+                self._example(spec, with_laws=with_laws)
             except ViolationError as broken:
                 self._failed(phase, broken)
                 return
             self._tell(phase, done, len(specs))
+
+    def _example(self, spec: Spec, *, with_laws: bool = True) -> float | None:
+        return self.known.run(spec, lambda: self.examine(spec, self.tally, with_laws=with_laws))
 
     def _generated(self) -> int:
         before, done = self.tally.executed, 0
@@ -246,7 +255,7 @@ class _Run:
 
         def one(spec: Spec) -> None:
             nonlocal done
-            ratio = self.examine(spec, self.tally)
+            ratio = self._example(spec)
             if ratio is None:
                 reject()
             if climbs and ratio:
@@ -273,7 +282,9 @@ class _Run:
             if refused or not self.examine.admits(args):
                 continue
             try:
-                opcheck(self.proof.op, self.subject.name, args, spec.to_json())
+                self.known.run(
+                    spec, lambda: opcheck(self.proof.op, self.subject.name, args, spec.to_json())
+                )
             except ViolationError as broken:
                 self._failed("opcheck", broken)
                 return
