@@ -155,7 +155,7 @@ def test_a_plain_callable_has_no_ledger(enter: Callable[..., None], install: Ins
 
 @pytest.mark.parametrize("issue", ["", "a known fault", "#12", "flashinfer#", "flashinfer#12 and"])
 def test_an_entry_needs_an_issue(issue: str) -> None:
-    with pytest.raises(ValueError, match="ledger: issue: received .*, accepted 'project#number'"):
+    with pytest.raises(ValueError, match=r"ledger: issue: received .*, accepted 'project#number'"):
         _entry(TOLERATED, _odd, issue=issue)
 
 

@@ -46,7 +46,9 @@ class Entry:
             msg = f"ledger: issue: received {self.issue!r}, accepted 'project#number'"
             raise ValueError(msg)
         if self.kind not in {TOLERATED, NEVER_LAUNCHED}:
-            msg = f"ledger: kind: received {self.kind!r}, accepted {TOLERATED!r}, {NEVER_LAUNCHED!r}"
+            msg = (
+                f"ledger: kind: received {self.kind!r}, accepted {TOLERATED!r}, {NEVER_LAUNCHED!r}"
+            )
             raise ValueError(msg)
 
 
@@ -78,14 +80,14 @@ class Known:
 
     Attributes:
         entries: In the order in which they are asked; the first that matches decides.
-        tolerated: Examples that failed as an entry says, by issue.
-        never_launched: Examples that weren't run, by issue.
+        excused: Examples that failed as known, or weren't run, by kind and issue.
         passed: Of entries whose examples ran and were right: one of them.
     """
 
     entries: Sequence[Entry] = ()
-    tolerated: collections.Counter[str] = field(default_factory=collections.Counter)
-    never_launched: collections.Counter[str] = field(default_factory=collections.Counter)
+    excused: dict[tuple[str, str], set[Spec]] = field(
+        default_factory=lambda: collections.defaultdict(set)
+    )
     passed: dict[str, Spec] = field(default_factory=dict)
 
     def run(self, spec: Spec, example: Callable[[], float | None]) -> float | None:
@@ -101,12 +103,12 @@ class Known:
         if entry is None:
             return example()
         if entry.kind == NEVER_LAUNCHED:
-            self.never_launched[entry.issue] += 1
+            self.excused[entry.kind, entry.issue].add(spec)
             return None
         try:
             ratio = example()
         except ViolationError:
-            self.tolerated[entry.issue] += 1
+            self.excused[entry.kind, entry.issue].add(spec)
             return 0.0
         if ratio is not None:
             self.passed.setdefault(entry.issue, spec)
@@ -114,4 +116,8 @@ class Known:
 
     def stale(self) -> dict[str, Spec]:
         """Issues whose examples ran and were all right, with one of them."""
-        return {issue: s for issue, s in self.passed.items() if not self.tolerated[issue]}
+        return {i: spec for i, spec in self.passed.items() if (TOLERATED, i) not in self.excused}
+
+    def counts(self, kind: str) -> dict[str, int]:
+        """How many different examples were excused in one way, by issue."""
+        return {issue: len(specs) for (k, issue), specs in self.excused.items() if k == kind}

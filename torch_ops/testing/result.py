@@ -17,8 +17,10 @@ class Failure:
 
     Attributes:
         phase: ``covering``, ``named``, ``zero``, ``classes``, ``generated``, ``opcheck``,
-            ``ledger``, or ``lost`` where the GPU's context was lost, which ends the proof.
-        layer: ``contract``, ``bound``, ``opcheck``, ``ledger`` (an entry is stale) or the name of a law.
+            ``traced``, ``compiled``, ``ledger``, or ``lost`` where the GPU's context was lost,
+            which ends the proof.
+        layer: ``contract``, ``bound``, ``opcheck``, ``compiled``, ``ledger`` (an entry is stale)
+            or the name of a law.
         detail: What was seen.
         spec: The example as JSON; hypothesis has shrunk it in the phase ``generated``.
         again: A command that runs it again.
@@ -51,10 +53,12 @@ class Cell:
         ratio: Largest error, as a part of its bound.
         laws: How often each law was checked.
         laws_refused: Laws about calls that the kernel refuses, with the first reason.
-        opchecks: How many examples went through `torch.library.opcheck`.
+        opchecks: How many examples had schema and fake kernel checked by `torch.library.opcheck`.
         failures: Broken promises, the first of each phase.
         tolerated: Examples that failed as the ledger of known faults says, by issue.
         never_launched: Examples that the ledger keeps from running, by issue.
+        traced: How many examples were the same after AOT dispatch with dynamic shapes.
+        compiled: How many examples were the same in a compiled graph.
     """
 
     dtype: str
@@ -70,6 +74,8 @@ class Cell:
     failures: tuple[Failure, ...] = ()
     tolerated: dict[str, int] = field(default_factory=dict)
     never_launched: dict[str, int] = field(default_factory=dict)
+    traced: int = 0
+    compiled: int = 0
 
     @property
     def red(self) -> bool:
@@ -107,7 +113,7 @@ class Result:
         """The table: header, then one row a cell."""
         header = (
             "dtype", "verdict", "examples", "refused", "left out", "worst err/bound", "laws",
-            "opcheck", "known faults",
+            "opcheck", "traced", "compiled", "known faults",
         )  # fmt: skip
         return [header, *(_row(cell) for cell in self.cells)]
 
@@ -145,6 +151,8 @@ def _row(cell: Cell) -> tuple[str, ...]:
         f"{cell.ratio:.3f}" if cell.executed else "-",
         f"{held} ({sum(cell.laws.values())} checks){refused}" if cell.laws else "-",
         str(cell.opchecks),
+        str(cell.traced),
+        str(cell.compiled),
         str(sum(cell.tolerated.values()) + sum(cell.never_launched.values())),
     )
 
