@@ -117,7 +117,8 @@ class Examiner:
             ratio = max(check_output(o, e) for o, e in zip(outputs, expected, strict=True))
         if with_laws:
             outputs = tuple(o.contiguous() for o in outputs)
-            trial = Trial(spec, pristine, outputs, self.contract, expected, self._again)
+            again, refuses = self._again, self._refuses
+            trial = Trial(spec, pristine, outputs, self.contract, expected, again, refuses)
             self._check_laws(trial, tally)
         tally.executed += 1
         tally.ratio = max(tally.ratio, ratio)
@@ -144,6 +145,9 @@ class Examiner:
         if reason is not None or not self.admits(args):
             raise _RefusedError(reason)
         return call(self.subject, self.proof, args)
+
+    def _refuses(self, args: Arguments) -> str | None:
+        return self.subject.refuses(tuple(args.values()))
 
     def why_silent(self, law: Law, tally: Tally) -> str | None:
         """Why the kernel refused the first example about which a law has something to say."""
