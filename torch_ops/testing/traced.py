@@ -101,8 +101,8 @@ def check_compiled(
     if not contract.deterministic:
         return
     eager = call(subject, proof, build(spec, device))
-    for index, (got, want) in enumerate(zip(outputs, eager, strict=True)):
-        different = int((~bits_equal(got, want)).sum())
+    for index, (got, other) in enumerate(zip(outputs, eager, strict=True)):
+        different = int((~bits_equal(got, other)).sum())
         if different:
             detail = f"output {index}: {different} elements differ from those of the eager call"
             raise ViolationError("compiled", detail)
