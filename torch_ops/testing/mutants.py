@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from torch_ops.testing.compare import ViolationError
 from torch_ops.testing.draw import FLOATS
 from torch_ops.testing.examine import Examiner, Tally
@@ -60,18 +62,22 @@ Layer = Callable[[Spec], ViolationError | None]
 
 
 def _alone(proof: Proof, mutant: Mutant, layer: str, contract: Any) -> Layer:
-    """One layer as a function from an example to what it finds wrong with a mutant."""
+    """One layer as a function from an example to what it finds wrong with a mutant.
+
+    A fault that draws random numbers draws the same ones for the same example.
+    """
     convert = proof.mutates and not mutant.in_place
     function = mutating(mutant.function, proof) if convert else mutant.function
     only = {"contract", "bound"} if layer == "zero" else {layer}
     examiner = Examiner(subject_of(function, mutant.name), proof, contract, only=only)
 
     def judge(spec: Spec) -> ViolationError | None:
-        try:
-            examiner(spec, Tally(), with_laws=layer not in {"zero", "bound", "contract"})
-        except ViolationError as broken:
-            if broken.layer in only:
-                return broken
+        with torch.random.fork_rng(devices=()):
+            torch.manual_seed(0)
+            try:
+                examiner(spec, Tally(), with_laws=layer not in {"zero", "bound", "contract"})
+            except ViolationError as broken:
+                return broken if broken.layer in only else None
         return None
 
     return judge

@@ -79,11 +79,15 @@ def opcheck(op: str, backend: str, args: dict[str, Any], spec: str) -> None:
 def check_traced(op: str, backend: str, device: torch.device, spec: Spec) -> None:
     """Checks that AOT dispatch with dynamic shapes gives what eager calls give.
 
+    Mutating ops too: they are traced in their functional form. No op of this library has a
+    backward, so that nothing is traced of one.
+
     Raises:
         ViolationError: It doesn't.
     """
     try:
         args = build(traced.tame(spec), device)
+        traced.check_fake(op, backend, args)
         traced.opcheck(op, backend, args, ("test_aot_dispatch_dynamic",))
     except ViolationError as broken:
         raise ViolationError(broken.layer, broken.detail, spec.to_json()) from broken.__cause__
