@@ -110,6 +110,9 @@ def test_python_blocks_run(site: Path, tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+    told = re.findall(r"^# (\w+: \[\w+/\w+\])", README, re.M)
+    assert told
+    assert [line for line in told if line not in done.stdout] == []
 
 
 @pytest.mark.slow

@@ -109,7 +109,7 @@ def test_opcheck_is_followed_by_a_probe(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(examine, "probe", lost)
     subject = registered(OP, "torch")
     with pytest.raises(DeviceLostError, match="no answer") as seen:
-        Examiner(subject, proof_of(OP), catalogue()[OP].contract).opcheck(SPEC)
+        Examiner(subject, proof_of(OP), catalogue()[OP].contract).operator(SPEC, "opcheck")
     assert seen.value.spec == SPEC.to_json()
 
 

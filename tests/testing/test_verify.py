@@ -285,6 +285,8 @@ def test_a_registered_backend_goes_through_opcheck() -> None:
     assert result.ok
     assert result.backend == "torch"
     assert result.cells[0].opchecks >= 5
+    assert result.cells[0].traced >= 5
+    assert result.cells[0].compiled >= 2
     assert _verify(torch_ops.Backend.TORCH).backend == "torch"
 
 

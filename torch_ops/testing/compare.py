@@ -17,7 +17,8 @@ class ViolationError(AssertionError):
     """A kernel broke a promise.
 
     Attributes:
-        layer: Which promise: ``contract``, ``bound``, ``zero``, ``opcheck`` or a law's name.
+        layer: Which promise: ``contract``, ``bound``, ``zero``, ``opcheck``, ``compiled`` or a
+            law's name.
         detail: What was seen.
         spec: The Spec as JSON, once it is known.
     """

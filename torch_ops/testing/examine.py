@@ -17,7 +17,7 @@ from torch_ops.testing.compare import DeviceLostError, ViolationError, check_out
 from torch_ops.testing.contract import Snapshot, check_fresh, check_metadata
 from torch_ops.testing.laws import GENERIC
 from torch_ops.testing.proof import Arguments, Law, Output, Proof, Trial
-from torch_ops.testing.registered import opcheck
+from torch_ops.testing.registered import check_compiled, check_traced, opcheck
 from torch_ops.testing.spec import Spec
 from torch_ops.testing.subject import Subject, call, first_line
 
@@ -129,17 +129,29 @@ class Examiner:
         except DeviceLostError as lost:
             raise DeviceLostError(lost.detail, spec.to_json()) from lost.__cause__
 
-    def opcheck(self, spec: Spec) -> bool:
-        """Runs opcheck on one example; False where the kernel or the limit leaves it out.
+    def operator(self, spec: Spec, check: str) -> bool:
+        """Checks the operator on one example; False where the kernel or the limit leaves it out.
+
+        Args:
+            spec: The example.
+            check: ``opcheck`` (schema, fake kernel), ``traced`` or ``compiled``.
 
         Raises:
-            ViolationError: Schema or fake kernel disagree with what the kernel does.
+            ViolationError: A compiler is told or given something else than eager calls are.
         """
         args = build(spec, self.device)
         if self.subject.refuses(tuple(args.values())) is not None or not self.admits(args):
             return False
+        op, name = self.proof.op, self.subject.name
+        steps: dict[str, Callable[[], None]] = {
+            "opcheck": lambda: opcheck(op, name, args, spec.to_json()),
+            "traced": lambda: check_traced(op, name, self.device, spec),
+            "compiled": lambda: check_compiled(
+                self.subject, self.proof, self.contract, self.device, spec
+            ),
+        }
         try:
-            self._serving(lambda: opcheck(self.proof.op, self.subject.name, args, spec.to_json()))
+            self._serving(steps[check])
         except DeviceLostError as lost:
             raise DeviceLostError(lost.detail, spec.to_json()) from lost.__cause__
         return True
@@ -173,7 +185,8 @@ class Examiner:
             ratio = max(check_output(o, e) for o, e in zip(outputs, expected, strict=True))
         if with_laws:
             outputs = tuple(o.contiguous() for o in outputs)
-            trial = Trial(spec, pristine, outputs, self.contract, expected, self._again)
+            again, refuses = self._again, self._refuses
+            trial = Trial(spec, pristine, outputs, self.contract, expected, again, refuses)
             self._check_laws(trial, tally)
         tally.executed += 1
         tally.ratio = max(tally.ratio, ratio)
@@ -203,6 +216,9 @@ class Examiner:
         if reason is not None or not self.admits(args):
             raise _RefusedError(reason)
         return call(self.subject, self.proof, args)
+
+    def _refuses(self, args: Arguments) -> str | None:
+        return self.subject.refuses(tuple(args.values()))
 
     def why_silent(self, law: Law, tally: Tally) -> str | None:
         """Why the kernel refused the first example about which a law has something to say."""

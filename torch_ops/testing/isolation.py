@@ -91,9 +91,9 @@ class Isolated:
         ratio: float | None = reply["ratio"]
         return ratio
 
-    def opcheck(self, spec: Spec) -> bool:
-        """Runs opcheck on one example, as `Examiner.opcheck` does."""
-        return bool(self._ask({"do": "opcheck"}, spec, Tally())["ran"])
+    def operator(self, spec: Spec, check: str) -> bool:
+        """Checks the operator on one example, as `Examiner.operator` does."""
+        return bool(self._ask({"do": check}, spec, Tally())["ran"])
 
     def _ask(self, request: Message, spec: Spec, tally: Tally) -> Message:
         text, limit = spec.to_json(), self.inner.limit

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torch_ops.testing.compare import ViolationError
 from torch_ops.testing.proof import Arguments, Law, Output, Pair, Trial
 
 
@@ -46,10 +47,28 @@ def permuted_rows(
     return Law("row_permutation", statement, pairs)
 
 
+def _uncounted(trial: Trial, names: Sequence[str]) -> None:
+    """Checks that the kernel's predicate takes the same rows in other numbers.
+
+    Else another kernel, with other bits, would serve a row where the batch is of another size.
+    """
+    rows = trial.args[names[0]].shape[0]
+    if not rows or trial.refuses(trial.args) is not None:
+        return
+    for count in (1, rows + 1, 2 * rows):
+        # Copies: addresses are as aligned as those of any tensor.
+        taken = torch.arange(count, device=trial.args[names[0]].device) % rows
+        reason = trial.refuses({**trial.args, **{n: trial.args[n][taken] for n in names}})
+        if reason is not None:
+            detail = f"supports() takes {rows} of these rows, and refuses {count}: {reason}"
+            raise ViolationError("batch_invariance", detail)
+
+
 def alone(names: Sequence[str]) -> Law:
-    """A row of a batch gives the same bits without the others."""
+    """A row of a batch gives the same bits without the others, by the same kernel."""
 
     def pairs(trial: Trial) -> Sequence[Pair] | None:
+        _uncounted(trial, names)
         if trial.args[names[0]].shape[0] < 2:
             return None
         found = []

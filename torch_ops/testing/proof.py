@@ -60,7 +60,7 @@ class Trial:
 
     `args` are contiguous copies of the arguments from before the call, `expected` what the oracle
     makes of them. `run` calls the kernel again with some of them replaced; laws never change a
-    tensor in place.
+    tensor in place. `refuses` is what the kernel's predicate says of arguments.
     """
 
     spec: Spec
@@ -69,6 +69,7 @@ class Trial:
     contract: Any
     expected: tuple[Output, ...]
     call: Callable[[Arguments], tuple[Tensor, ...]]
+    refuses: Callable[[Arguments], str | None] = lambda _: None
 
     def run(self, **changes: Any) -> tuple[Tensor, ...]:
         """Returns the outputs for the same arguments with these replaced."""

@@ -8,16 +8,17 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
 import torch_ops
 from torch_ops.platform import platform_of
 from torch_ops.registry import registry
 from torch_ops.selector import judge
+from torch_ops.testing import traced
+from torch_ops.testing.arguments import build
 from torch_ops.testing.compare import ViolationError
+from torch_ops.testing.proof import Proof
+from torch_ops.testing.spec import Spec
 from torch_ops.testing.subject import Subject
-
-_OPCHECKS = ("test_schema", "test_faketensor")
 
 
 def registered(op: str, backend: str) -> Subject:
@@ -63,16 +64,44 @@ def _untestable(op: str, target: str) -> Callable[[torch.dtype], str | None]:
 
 
 def opcheck(op: str, backend: str, args: dict[str, Any], spec: str) -> None:
-    """Runs `torch.library.opcheck` on the op's backend overload.
+    """Checks schema and fake kernel of the op's backend overload against what the kernel does.
 
     Raises:
-        ViolationError: Schema or fake kernel disagree with what the kernel does.
+        ViolationError: They disagree.
     """
-    overload = getattr(torch.ops.torch_ops, op).backend
-    values = tuple(a.detach() if isinstance(a, Tensor) else a for a in args.values())
-    outcome = torch.library.opcheck(
-        overload, (*values, backend), test_utils=_OPCHECKS, raise_exception=False
-    )
-    wrong = {name: str(seen) for name, seen in outcome.items() if seen != "SUCCESS"}
-    if wrong:
-        raise ViolationError("opcheck", "; ".join(f"{n}: {t}" for n, t in wrong.items()), spec)
+    try:
+        traced.opcheck(op, backend, args, ("test_schema", "test_faketensor"))
+        traced.check_fake(op, backend, args)
+    except ViolationError as broken:
+        raise ViolationError(broken.layer, broken.detail, spec) from broken.__cause__
+
+
+def check_traced(op: str, backend: str, device: torch.device, spec: Spec) -> None:
+    """Checks that AOT dispatch with dynamic shapes gives what eager calls give.
+
+    Mutating ops too: they are traced in their functional form. No op of this library has a
+    backward, so that nothing is traced of one.
+
+    Raises:
+        ViolationError: It doesn't.
+    """
+    try:
+        args = build(traced.tame(spec), device)
+        traced.check_fake(op, backend, args)
+        traced.opcheck(op, backend, args, ("test_aot_dispatch_dynamic",))
+    except ViolationError as broken:
+        raise ViolationError(broken.layer, broken.detail, spec.to_json()) from broken.__cause__
+
+
+def check_compiled(
+    subject: Subject, proof: Proof, contract: Any, device: torch.device, spec: Spec
+) -> None:
+    """Checks a call in a compiled graph against the oracle and an eager call.
+
+    Raises:
+        ViolationError: The graph breaks, or computes something else.
+    """
+    try:
+        traced.check_compiled(subject, proof, contract, device, spec)
+    except ViolationError as broken:
+        raise ViolationError(broken.layer, broken.detail, spec.to_json()) from broken.__cause__

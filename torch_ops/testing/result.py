@@ -16,9 +16,11 @@ class Failure:
     """A broken promise.
 
     Attributes:
-        phase: ``covering``, ``named``, ``zero``, ``classes``, ``generated``, ``opcheck``, or
-            ``lost`` where the GPU's context was lost, which ends the proof.
-        layer: ``contract``, ``bound``, ``opcheck`` or the name of a law.
+        phase: ``covering``, ``named``, ``zero``, ``classes``, ``generated``, ``opcheck``,
+            ``traced``, ``compiled``, ``ledger``, or ``lost`` where the GPU's context was lost,
+            which ends the proof.
+        layer: ``contract``, ``bound``, ``opcheck``, ``compiled``, ``ledger`` (an entry is stale)
+            or the name of a law.
         detail: What was seen.
         spec: The example as JSON; hypothesis has shrunk it in the phase ``generated``.
         again: A command that runs it again.
@@ -51,8 +53,12 @@ class Cell:
         ratio: Largest error, as a part of its bound.
         laws: How often each law was checked.
         laws_refused: Laws about calls that the kernel refuses, with the first reason.
-        opchecks: How many examples went through `torch.library.opcheck`.
+        opchecks: How many examples had schema and fake kernel checked by `torch.library.opcheck`.
         failures: Broken promises, the first of each phase.
+        tolerated: Examples that failed as the ledger of known faults says, by issue.
+        never_launched: Examples that the ledger keeps from running, by issue.
+        traced: How many examples were the same after AOT dispatch with dynamic shapes.
+        compiled: How many examples were the same in a compiled graph.
     """
 
     dtype: str
@@ -66,6 +72,10 @@ class Cell:
     laws_refused: dict[str, str] = field(default_factory=dict)
     opchecks: int = 0
     failures: tuple[Failure, ...] = ()
+    tolerated: dict[str, int] = field(default_factory=dict)
+    never_launched: dict[str, int] = field(default_factory=dict)
+    traced: int = 0
+    compiled: int = 0
 
     @property
     def red(self) -> bool:
@@ -103,7 +113,7 @@ class Result:
         """The table: header, then one row a cell."""
         header = (
             "dtype", "verdict", "examples", "refused", "left out", "worst err/bound", "laws",
-            "opcheck",
+            "opcheck", "traced", "compiled", "known faults",
         )  # fmt: skip
         return [header, *(_row(cell) for cell in self.cells)]
 
@@ -118,6 +128,11 @@ class Result:
             if cell.reason and not cell.failures:
                 lines.append(f"{cell.dtype}: {cell.verdict}: {cell.reason}")
             lines += [f"{cell.dtype}: {failure}" for failure in cell.failures]
+            for kind in ("tolerated", "never_launched"):
+                lines += [
+                    f"{cell.dtype}: {count} examples {kind.replace('_', ' ')}: {issue}"
+                    for issue, count in getattr(cell, kind).items()
+                ]
         if not self.ok and not any(cell.red for cell in self.cells):
             lines.append("no cell was proven: a result without a passed cell is no proof")
         if self.failures:
@@ -139,6 +154,9 @@ def _row(cell: Cell) -> tuple[str, ...]:
         f"{cell.ratio:.3f}" if cell.executed else "-",
         f"{held} ({sum(cell.laws.values())} checks){refused}" if cell.laws else "-",
         str(cell.opchecks),
+        str(cell.traced),
+        str(cell.compiled),
+        str(sum(cell.tolerated.values()) + sum(cell.never_launched.values())),
     )
 
 

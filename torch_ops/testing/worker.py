@@ -150,6 +150,7 @@ class _Desk:
                 self.channel.say({"id": self.request["id"], "kind": kind})
             return subject.call(*args)
 
+        call.__wrapped__ = subject.call  # type: ignore[attr-defined]
         return replace(subject, call=call)
 
     def _example(self, request: Message) -> Message:
@@ -159,10 +160,10 @@ class _Desk:
         tally = Tally()
         reply: Message = {}
         try:
-            if request["do"] == "opcheck":
-                reply["ran"] = examine.opcheck(spec)
-            else:
+            if request["do"] == "example":
                 reply["ratio"] = examine(spec, tally, with_laws=request["laws"])
+            else:
+                reply["ran"] = examine.operator(spec, request["do"])
         except ViolationError as broken:
             reply["violation"] = [broken.layer, broken.detail]
         except DeviceLostError as lost:

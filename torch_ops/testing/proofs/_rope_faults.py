@@ -211,6 +211,17 @@ def _turn_by_differences(a: Tensor, b: Tensor, cos: Tensor, sin: Tensor) -> tupl
     return (a - b) * cos + b * (cos - sin), (b - a) * cos + a * (cos + sin)
 
 
+def _refusing(refuses: Callable[[int], bool]) -> Callable[..., tuple[Tensor, Tensor]]:
+    """A right kernel whose predicate reads the number of tokens."""
+
+    def supports(q: Tensor, *_: object) -> str | None:
+        return f"{q.shape[0]} tokens" if refuses(q.shape[0]) else None
+
+    kernel = rope()
+    kernel.supports = supports  # type: ignore[attr-defined]
+    return kernel
+
+
 def mutants() -> tuple[Mutant, ...]:
     """Faults of rotations; they return their outputs."""
     return (
@@ -258,6 +269,9 @@ def mutants() -> tuple[Mutant, ...]:
         Mutant("fast_path_for_one_token", ("batch_invariance",), _by_tokens(1)),
         Mutant("fast_path_for_few_tokens", ("batch_invariance",), _by_tokens(4)),
         Mutant("fast_path_for_many_tokens", ("batch_invariance",), _by_tokens(16)),
+        Mutant("predicate_wants_several", ("batch_invariance",), _refusing(lambda n: n == 1)),
+        Mutant("predicate_wants_few", ("batch_invariance",), _refusing(lambda n: n > 8)),
+        Mutant("predicate_wants_pairs", ("batch_invariance",), _refusing(lambda n: n % 2 == 1)),
         Mutant("two_tokens_for_all", ("row_permutation", "bound"), rope(rows=_few_tokens)),
     )  # fmt: skip
 
