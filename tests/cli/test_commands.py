@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import pty
@@ -14,6 +15,7 @@ from typing import Any, ClassVar
 import pytest
 
 import torch_ops
+from torch_ops import discovery
 from torch_ops.cli import main
 from torch_ops.declarations import catalogue
 from torch_ops.testing.result import Cell, Result
@@ -87,6 +89,18 @@ def test_info_says_why_a_backend_runs_on_no_device_here(
     assert backends["aiter"]["usable"] is False
     assert backends["aiter"]["reasons"] == ["ROCm only (device is 'cpu')"]
     assert backends["torch"]["reasons"] == []
+
+
+def test_info_remarks_on_a_module_that_serves_nothing(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert all(not backend["remarks"] for backend in shell.json("info")["backends"])
+    found = discovery.package(torch_ops.Backend.TORCH)
+    assert found is not None
+    misspelt = dataclasses.replace(found, modules=found.modules | {"rmsnorm", "_shared"})
+    monkeypatch.setattr(discovery, "package", lambda backend: misspelt)
+    remarks = {b["name"]: b["remarks"] for b in shell.json("info")["backends"]}
+    assert remarks["torch"] == ["module 'rmsnorm' has the name of no op. Did you mean 'rms_norm'?"]
 
 
 def test_list(shell: Shell) -> None:

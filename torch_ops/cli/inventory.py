@@ -14,6 +14,7 @@ import torch_ops
 from torch_ops import discovery, kernels, selector
 from torch_ops.cli.output import Report, Table
 from torch_ops.declarations import catalogue
+from torch_ops.errors import nearest
 
 __all__ = ["info", "ops"]
 
@@ -41,7 +42,7 @@ def info() -> Report:
         ),
         Table(
             "Backends",
-            ("name", "from", "usable", "ops", "states", "why not"),
+            ("name", "from", "usable", "ops", "states", "why not, and remarks"),
             [_backend_row(b) for b in backends],
         ),
         Table("Versions", ("package", "version"), [(k, v or "-") for k, v in versions.items()]),
@@ -85,7 +86,17 @@ def _backend(backend: torch_ops.Backend) -> dict[str, Any]:
         "reasons": reasons,
         "ops": [spec.op for spec in specs],
         "states": dict(sorted(states.items())),
+        "remarks": _remarks(package),
     }
+
+
+def _remarks(package: discovery.BackendPackage | None) -> list[str]:
+    """Name public modules that no op has the name of: a misspelt one serves nothing."""
+    if package is None:
+        return []
+    known = torch_ops.registry.ops()
+    idle = sorted(name for name in package.modules if name[0] != "_" and name not in known)
+    return [f"module {name!r} has the name of no op.{nearest(name, known)}" for name in idle]
 
 
 def _reasons(
@@ -112,7 +123,7 @@ def _backend_row(backend: dict[str, Any]) -> tuple[str, ...]:
         "yes" if backend["usable"] else "no",
         str(len(backend["ops"])),
         ", ".join(f"{state} {count}" for state, count in backend["states"].items()) or "-",
-        "; ".join(backend["reasons"]),
+        "; ".join([*backend["reasons"], *backend["remarks"]]),
     )
 
 
