@@ -250,6 +250,20 @@ def test_unknown_types_are_left_alone_and_listed() -> None:
     assert torch.equal(made(ids).logits, plain)
 
 
+def test_a_model_without_known_attention_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    made = model()
+    accelerate(made).undo()
+    assert not caplog.records
+    attention = type("OwnAttention", (type(made.model.layers[2].self_attn),), {})
+    for layer in made.model.layers:
+        layer.self_attn.__class__ = attention
+    accelerate(made)
+    (record,) = caplog.records
+    assert "no attention of LlamaForCausalLM is of a known type (Llama, Mistral, Qwen2)" in (
+        record.getMessage()
+    )
+
+
 def test_one_unknown_attention_keeps_the_whole_decoders() -> None:
     made, ids = model(), tokens()
     made.model.layers[2].self_attn.__class__ = type(

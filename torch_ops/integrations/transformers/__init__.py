@@ -5,14 +5,19 @@ Only instances change, never a class. Imports nothing of transformers until a mo
 
 from __future__ import annotations
 
+import logging
+
 import torch
 from torch import nn
 
-from torch_ops.attention import AttentionBackend
+from torch_ops.attention import Attention, AttentionBackend
 from torch_ops.integrations.extras import require
 from torch_ops.integrations.transformers.acceleration import Acceleration, commit
+from torch_ops.integrations.transformers.families import KNOWN
 
 __all__ = ["Acceleration", "accelerate"]
+
+_log = logging.getLogger(__name__)
 
 
 def accelerate(
@@ -24,7 +29,8 @@ def accelerate(
     ``load_state_dict()``, ``generate()`` and `torch.compile` work as before. Inference only:
     gradients are refused. Attention becomes causal over the whole cache; padding, packed
     sequences, static caches and ``output_attentions`` are refused when they turn up.
-    Modules of unknown types are left alone, and so are modules that are accelerated already.
+    Modules of unknown types are left alone, and so are modules that are accelerated already. A
+    model without attention of a known type (Llama, Mistral, Qwen2) gets a warning in the log.
 
     Args:
         model: A model of transformers, or a module that holds one.
@@ -48,4 +54,11 @@ def accelerate(
         commit(plan.swaps)
     swaps = [swap for swap in plan.swaps if swap.became]
     became = {place.name: swap.became for swap in swaps for place in swap.places}
-    return Acceleration(tuple(became), tuple(plan.left), model, became, plan.swaps)
+    done = Acceleration(tuple(became), tuple(plan.left), model, became, plan.swaps)
+    if not any(isinstance(module, Attention) for module in model.modules()):
+        _log.warning(
+            "accelerate: no attention of %s is of a known type (%s): %d modules replaced, %d left; "
+            "print what accelerate returns",
+            type(model).__name__, ", ".join(KNOWN), len(done.replaced), len(done.left),
+        )  # fmt: skip
+    return done

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from torch_ops.integrations.transformers.mlp import GATES
 from torch_ops.integrations.transformers.projection import unfusable
 
-__all__ = ["Role", "misfit", "only_records", "plain_linear", "role_of", "window_left"]
+__all__ = ["KNOWN", "Role", "misfit", "only_records", "plain_linear", "role_of", "window_left"]
 
 _FAMILIES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2"}
+KNOWN = tuple(_FAMILIES.values())
 _SUFFIXES = {
     "RMSNorm": "norm",
     "MLP": "mlp",
