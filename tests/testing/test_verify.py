@@ -119,7 +119,11 @@ def test_a_cell_that_is_refused_whole_is_unsupported_and_proves_nothing() -> Non
     def supports(x: Tensor) -> str | None:
         return "float16 (supported: float32)" if x.dtype == torch.float16 else None
 
-    both = _verify(_supporting(_copy(), supports), "float32", "float16")
+    asked: list[Progress] = []
+    both = _verify(_supporting(_copy(), supports), "float32", "float16", progress=asked.append)
+    assert {p.phase for p in asked if p.dtype == "float16"} == {
+        "covering", "named", "zero", "classes",
+    }  # fmt: skip
     assert both.ok
     assert both.cells[1].verdict == "unsupported"
     assert both.cells[1].reason == "float16 (supported: float32)"
