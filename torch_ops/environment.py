@@ -17,6 +17,7 @@ VARIABLES = {
     "TORCH_OPS_DISABLE": "Backends that never run (`flashinfer`), also per op (`rms_norm:triton`).",
 }
 """Every variable that is read, with what it does."""
+_ONE_OP = {"TORCH_OPS_BACKEND": "op=backend", "TORCH_OPS_DISABLE": "op:backend"}
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,7 @@ def _backend(variable: str, text: str, name: str) -> Backend:
     try:
         return Backend(name.strip())
     except ValueError as error:
+        hint = f" For one op write {_ONE_OP[variable]}." if set("=:") & set(name) else ""
         raise UnknownVariableError(
-            f"{variable}={text!r} names an unknown backend: {error}", variable=variable
+            f"{variable}={text!r} names an unknown backend: {error}{hint}", variable=variable
         ) from None

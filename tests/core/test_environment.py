@@ -84,7 +84,8 @@ def test_disable() -> None:
         ({"BACKEND": "=triton"}, r"names the unknown op ''"),
         ({"DISABLE": "rms_nrom:triton"}, r"TORCH_OPS_DISABLE=.* unknown op 'rms_nrom'"),
         ({"DISABLE": "flashinfr"}, r"TORCH_OPS_DISABLE=.*Did you mean 'flashinfer'\?"),
-        ({"DISABLE": "rms_norm=triton"}, r"TORCH_OPS_DISABLE='rms_norm=triton' names an unknown"),
+        ({"DISABLE": "rms_norm=triton"}, r"'rms_norm=triton' names an .*one op write op:backend"),
+        ({"BACKEND": "rms_norm:triton"}, r"'rms_norm:triton' names an .*one op write op=backend"),
     ],
     ids=str,
 )
