@@ -91,6 +91,7 @@ def test_selecting_no_layer_is_refused(
     with pytest.raises(REFUSED, match=r"0 of 4 layers changed.*allow_noop=True") as error:
         override_attention_backend(model, "torch_math", where=where)
     assert error.value.refused == {}
+    assert (f"a glob over the names {NAMES[0]!r}, " in str(error.value)) == isinstance(where, str)
     token = override_attention_backend(model, "torch_math", where=where, allow_noop=True)
     assert token.report.switched == token.report.unchanged == ()
     token.undo()

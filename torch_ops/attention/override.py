@@ -18,7 +18,7 @@ from torch_ops.attention.choice import refusals
 from torch_ops.attention.configuration import Configuration
 from torch_ops.attention.layer import Attention, commit
 from torch_ops.attention.selection import select
-from torch_ops.errors import AttentionOverrideError, CaptureError, TorchOpsError
+from torch_ops.errors import AttentionOverrideError, CaptureError, TorchOpsError, listing
 
 __all__ = [
     "OverrideReport",
@@ -245,11 +245,14 @@ def override_attention_backend(
     pinned = {name: layer for name, layer in layers.items() if layer._rules.required is not None}
     free = {name: layer for name, layer in layers.items() if name not in pinned}
     if not free and not allow_noop:
+        names = list(select(model, None))
+        some = listing(names[:3]) + (", ..." if len(names) > 3 else "")
         raise AttentionOverrideError(
-            f"Attention override: 0 of {len(select(model, None))} layers changed"
+            f"Attention override: 0 of {len(names)} layers changed"
             + (f" ({len(pinned)} selected ones are pinned)" if pinned else "")
             + f"; where={where!r} selects no layer that can be switched. "
-            "Pass allow_noop=True if that is intended.",
+            + (f"It is a glob over the names {some}. " if isinstance(where, str) and names else "")
+            + "Pass allow_noop=True if that is intended.",
             refused={name: (_pinned_reason(layer),) for name, layer in pinned.items()},
         )
     with _lock, _kept_on_success(free.values(), member):
