@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from typing import Any, ClassVar, Self
 
+from torch_ops import locks
 from torch_ops.errors import listing, nearest
 
 __all__ = ["Backend", "OpenEnum"]
 
-_lock = threading.Lock()
+_lock = locks.lock()
 
 
 class _OpenEnumMeta(type):

@@ -64,6 +64,7 @@ def publish(declaration: Declaration) -> None:
         _backend_refuser(declaration.name),
     )
     function.__module__ = ops.__name__
+    function.__qualname__ = declaration.name
     function.__doc__ = declaration.reference.__doc__
     function.__signature__ = _with_backend(declaration.signature)
     function.declaration = declaration

@@ -10,12 +10,12 @@ import importlib.metadata
 import importlib.util
 import logging
 import pkgutil
-import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from torch_ops import locks
 from torch_ops.backend import Backend
 from torch_ops.errors import PluginConflictError
 from torch_ops.platform import Requirement
@@ -27,7 +27,7 @@ __all__ = ["BackendPackage", "load", "package", "packages", "plugin_names", "res
 
 GROUP = "torch_ops.backends"
 _log = logging.getLogger(__name__)
-_lock = threading.RLock()
+_lock = locks.reentrant()
 _names: dict[str, list[tuple[str, str]]] | None = None
 _packages: dict[str, BackendPackage] | None = None
 _loading = False

@@ -13,10 +13,11 @@ from typing import Any
 import torch
 from torch._C._dynamo import eval_frame as _eval_frame
 
-__all__ = ["depend", "mark_dynamic", "skip", "tracing"]
+__all__ = ["depend", "mark_dynamic", "skip", "traced_here", "tracing"]
 
 _SKIP = _eval_frame._FrameExecStrategy(_eval_frame._FrameAction.SKIP, _eval_frame._FrameAction.SKIP)
 _ATTRIBUTE = "_torch_ops_dependency"
+_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 
 
 def skip(code: types.CodeType) -> None:
@@ -28,6 +29,16 @@ def mark_dynamic(tensor: torch.Tensor, dim: int) -> None:
     """Make a dimension dynamic from the first compile on, without importing Dynamo."""
     marked: set[int] = getattr(tensor, "_dynamo_weak_dynamic_indices", set())
     tensor._dynamo_weak_dynamic_indices = marked | {dim}  # type: ignore[attr-defined]
+
+
+def traced_here() -> bool:
+    """Whether this thread traces: the flags of `torch.compiler` hold for the whole process.
+
+    Dynamo takes the first test for True in what it traces.
+    """
+    if torch.compiler.is_dynamo_compiling():
+        return True
+    return torch.compiler.is_compiling() and (tracing() or _modes() > 0)
 
 
 class _Dependency:

@@ -6,12 +6,11 @@ import importlib.util
 import inspect
 import logging
 import sys
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch_ops import discovery, dynamo, once
+from torch_ops import discovery, dynamo, locks, once
 from torch_ops.errors import CaptureError, DeclarationError
 from torch_ops.once import KernelLoadError
 from torch_ops.spec import KernelSpec
@@ -19,7 +18,7 @@ from torch_ops.spec import KernelSpec
 __all__ = ["Kernel", "fail", "failure", "load", "state"]
 
 _log = logging.getLogger(__name__)
-_lock = threading.RLock()
+_lock = locks.reentrant()
 _kernels: dict[KernelSpec, Kernel] = {}
 _failures: dict[KernelSpec, Exception] = {}
 

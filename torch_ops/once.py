@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import torch
 
+from torch_ops import locks
 from torch_ops.errors import CaptureError, TorchOpsError
 
 __all__ = [
@@ -26,7 +27,7 @@ __all__ = [
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
-_lock = threading.Lock()
+_lock = locks.lock()
 _locks: dict[Hashable, threading.RLock] = {}
 _made: dict[Hashable, object] = {}
 _failures: dict[Hashable, str] = {}

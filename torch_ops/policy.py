@@ -6,16 +6,13 @@ nothing outlives a change.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, NamedTuple
 
-import torch
-
-from torch_ops import environment
+from torch_ops import dynamo, environment, locks
 from torch_ops.backend import Backend
 from torch_ops.errors import TorchOpsError, UnknownOpError, listing, nearest
 
@@ -55,9 +52,11 @@ class Choice(NamedTuple):
     source: str
 
 
-_lock = threading.RLock()
+_lock = locks.reentrant()
 _scope: ContextVar[Scope | None] = ContextVar("torch_ops_scope", default=None)
-_outer: ContextVar[tuple[Scope | None, ...]] = ContextVar("torch_ops_outer_scopes", default=())
+_outer: ContextVar[tuple[tuple[_Scoped, Scope | None], ...]] = ContextVar(
+    "torch_ops_outer_scopes", default=()
+)
 _interned: dict[Any, Scope] = {}
 _process: list[Choices] = []
 _environment: environment.Environment | None = None
@@ -198,7 +197,7 @@ class _Scoped:
         inner = _intern(*self._change(outer))
         if inner.choices != outer.choices:
             _refuse_when_frozen()
-        _outer.set((*_outer.get(), _scope.get()))
+        _outer.set((*_outer.get(), (self, _scope.get())))
         _scope.set(inner)
 
     def __exit__(
@@ -207,9 +206,18 @@ class _Scoped:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        *below, outer = _outer.get()
-        _outer.set(tuple(below))
-        _scope.set(outer)
+        entered = list(_outer.get())
+        places = [place for place, (scoped, _) in enumerate(entered) if scoped is self]
+        if not places:
+            raise TorchOpsError("torch_ops: a scope is left that this thread or task isn't in")
+        _, scope = entered[places[-1]]
+        later = entered[places[-1] + 1 :]  # not empty where scopes are left out of order
+        entered = entered[: places[-1]]
+        for scoped, _ in later:
+            entered.append((scoped, scope))
+            scope = _intern(*scoped._change(scope or _EMPTY))
+        _outer.set(tuple(entered))
+        _scope.set(scope)
 
 
 _EMPTY = _intern(Choices(), False)
@@ -217,7 +225,7 @@ _EMPTY = _intern(Choices(), False)
 
 def refuse_in_traced_code(what: str) -> None:
     """Raise where Dynamo traces: it follows no ContextVar, so nothing can be chosen there."""
-    if torch.compiler.is_compiling():
+    if dynamo.traced_here():
         raise TorchOpsError(
             f"torch_ops: {what} can't be entered inside code that torch.compile traces; pass "
             "backend= to the call instead, or enter the scope around the compiled function"

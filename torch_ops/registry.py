@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import logging
 import sys
-import threading
 from collections.abc import Callable, Mapping, Set
 
+from torch_ops import locks
 from torch_ops.backend import Backend
 from torch_ops.errors import RegistrationConflictError, UnknownBackendError, listing, nearest
 from torch_ops.spec import KernelSpec
@@ -30,7 +30,7 @@ class KernelRegistry:
     ) -> None:
         self._specs: dict[str, dict[Backend, KernelSpec]] = {}
         self._sites: dict[tuple[str, Backend], str] = {}
-        self._lock = threading.RLock()
+        self._lock = locks.reentrant()
         self._discover = discover
         self._changed = changed
 

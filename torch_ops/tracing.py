@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from torch_ops import locks
 from torch_ops.backend import OpenEnum
 
 __all__ = ["Trace", "TraceRecord", "trace"]
 
-_lock = threading.Lock()
+_lock = locks.lock()
 _active: list[Trace] = []
 
 

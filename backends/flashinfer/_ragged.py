@@ -7,12 +7,12 @@ ever; another one is dropped, when there are many, after the kernels that may st
 from __future__ import annotations
 
 import functools
-import threading
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from torch_ops import locks
 from torch_ops.errors import CaptureError
 from torch_ops.once import capturing, once
 
@@ -21,7 +21,7 @@ from . import _modules
 __all__ = ["Shape", "load", "run"]
 
 PLANS = 32
-_lock = threading.Lock()
+_lock = locks.lock()
 _plans: dict[Shape, _Plan] = {}
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import os
 import shutil
-import threading
 import types
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,14 +13,14 @@ import torch
 from torch import Tensor
 from torch.fx.experimental import _config as symbolic
 
-from torch_ops import once
+from torch_ops import locks, once
 from torch_ops.declare import Declaration
 from torch_ops.errors import BackendUnavailableError, CaptureError
 
 __all__ = ["compiled", "no_compiler", "with_own_code"]
 
 _COMPILERS = ("g++", "clang++")
-_lock = threading.Lock()
+_lock = locks.lock()
 _Key = tuple[Any, ...]
 _functions: dict[_Key, Callable[..., Any]] = {}
 _exhausted: dict[_Key, str] = {}

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import threading
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+from torch_ops import locks
 from torch_ops.attention.backend import AttentionBackend
 from torch_ops.attention.prepared import AttentionSpec, PreparedAttention
 from torch_ops.declarations import _attention
@@ -22,7 +22,7 @@ __all__ = ["attention", "prepare", "supports", "supports_call"]
 _Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 _Key = tuple[AttentionSpec, torch.device, torch.dtype, tuple[bool, bool, bool]]
 attention, supports_call = compiled(_declaration)
-_lock = threading.Lock()
+_lock = locks.lock()
 _functions: dict[_Key, _Attend] = {}
 
 

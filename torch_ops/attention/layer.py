@@ -298,7 +298,7 @@ def _check_numbers(
 
 
 def _is_finite(value: object) -> bool:
-    return isinstance(value, int | float) and abs(value) < float("inf")
+    return isinstance(value, int | float) and abs(value) <= torch.finfo(torch.float32).max
 
 
 def _check_backends(

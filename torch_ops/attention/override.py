@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from types import TracebackType
 import torch
 from torch import nn
 
-from torch_ops import policy
+from torch_ops import dynamo, locks, policy
 from torch_ops.attention.backend import AttentionBackend
 from torch_ops.attention.choice import refusals
 from torch_ops.attention.configuration import Configuration
@@ -28,7 +27,7 @@ __all__ = [
     "prepare_attention_backend_override",
 ]
 
-_lock = threading.RLock()
+_lock = locks.reentrant()
 _generations = itertools.count(1)
 _generation = 0
 
@@ -100,7 +99,7 @@ def _refusal(title: str, refused: dict[str, tuple[str, ...]]) -> AttentionOverri
 
 
 def _refuse_now(what: str) -> None:
-    if torch.compiler.is_compiling():
+    if dynamo.traced_here():
         raise TorchOpsError(
             f"{what} can't happen inside code that torch.compile traces; call it before or after "
             "the compiled function"

@@ -10,6 +10,8 @@ from torch_ops.declarations._shared import accumulation_dtype
 
 __all__ = ["check", "mask", "reference"]
 
+_LARGEST = torch.finfo(torch.float32).max
+
 
 def mask(
     queries: int, keys: int, is_causal: bool, window_left: int, device: torch.device
@@ -84,8 +86,13 @@ def check(
         checks.refuse(op, "k", f"of {kv_heads} heads", f"a divisor of the {heads} heads of 'q'")
     checks.like(op, "k", k, q, "q")
     checks.like(op, "v", v, q, "q")
-    if scale is not None and not abs(scale) < float("inf"):
-        checks.refuse(op, "scale", repr(scale), "a finite number or None")
+    if scale is None:
+        if not head_dim:
+            checks.refuse(op, "scale", "None for heads of no elements", "a number where D is 0")
+    elif not abs(scale) <= _LARGEST:
+        checks.refuse(op, "scale", repr(scale), "a finite number of float32, or None")
     if window_left < -1:
         checks.refuse(op, "window_left", repr(window_left), "-1 for none, or a number >= 0")
-    checks.non_negative(op, "logits_soft_cap", logits_soft_cap)
+    if not 0 <= logits_soft_cap <= _LARGEST:
+        accepted = "a number >= 0, finite in float32"
+        checks.refuse(op, "logits_soft_cap", repr(logits_soft_cap), accepted)

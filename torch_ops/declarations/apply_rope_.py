@@ -43,6 +43,8 @@ def _check(
 ) -> None:
     name = "apply_rope_"
     _rope.check(name, q, k, cos_sin_cache, positions)
+    for argument, tensor in (("q", q), ("k", k)):
+        checks.no_overlap(name, argument, tensor, "positions", positions)
     if checks.apart(q, k, cos_sin_cache):
         return
     checks.no_overlap(name, "q", q, "k", k)

@@ -152,6 +152,10 @@ class Examiner:
         }
         try:
             self._serving(steps[check])
+        except ViolationError:
+            raise
+        except Exception as error:  # the kernel's, in the hands of a checker or a compiler
+            raise ViolationError(check, first_line(error), spec.to_json()) from error
         except DeviceLostError as lost:
             raise DeviceLostError(lost.detail, spec.to_json()) from lost.__cause__
         return True

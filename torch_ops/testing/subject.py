@@ -80,7 +80,7 @@ def call(subject: Subject, proof: Proof, args: Arguments) -> tuple[Tensor, ...]:
             torch.cuda.synchronize(device)  # what broke is this call's, and not a later one's
     except torch.AcceleratorError as error:
         raise DeviceLostError(f"supports() accepted the call: {first_line(error)}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         detail = f"supports() accepted the call, which raised {type(error).__name__}: {error}"
         raise ViolationError("contract", detail) from error
     if proof.mutates:

@@ -265,6 +265,9 @@ class _Run:
             except ViolationError as broken:
                 self._failed(phase, broken)
                 return
+            except OutOfPatienceError as end:
+                self._ended(phase, end)
+                return
             self._tell(phase, done, len(specs))
 
     def _example(self, spec: Spec, *, with_laws: bool = True) -> float | None:
@@ -289,9 +292,7 @@ class _Run:
         except ViolationError as broken:
             self._failed("generated", broken)
         except OutOfPatienceError as end:
-            last = end.last
-            detail = f"{last.detail} (not shrunk further: too many processes died)"
-            self._failed("generated", ViolationError(last.layer, detail, last.spec))
+            self._ended("generated", end)
         except Unsatisfiable:
             pass  # all were refused, and counted
         except FlakyFailure as flaky:
@@ -307,10 +308,18 @@ class _Run:
             except ViolationError as broken:
                 self._failed(check, broken)
                 break
+            except OutOfPatienceError as end:
+                self._ended(check, end)
+                break
         return held
 
     def _held(self, check: str, spec: Spec) -> float | None:
         return 1.0 if self.examine.operator(spec, check) else None
+
+    def _ended(self, phase: str, end: OutOfPatienceError) -> None:
+        last = end.last
+        detail = f"{last.detail} (not shrunk further: too many processes died)"
+        self._failed(phase, ViolationError(last.layer, detail, last.spec))
 
     def _failed(self, phase: str, broken: ViolationError) -> None:
         again = command(broken.spec, self.subject, self.examine.device)
@@ -320,11 +329,6 @@ class _Run:
     def _tell(self, phase: str, done: int, total: int) -> None:
         if self.progress is not None:
             self.progress(Progress(self.proof.op, self.dtype, phase, done, total))
-
-
-def _one(check: Callable[[Spec], None], spec: Spec) -> float:
-    check(spec)
-    return 1.0
 
 
 def _dtype(spec: Spec) -> str:

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torch_ops import dynamo
+
 __all__ = ["IMPLEMENTATION", "register"]
 
 IMPLEMENTATION = "torch_ops"
@@ -78,7 +80,7 @@ def _no_mask(
 
 def _require(condition: Tensor, message: str) -> None:
     """Raise unless ``condition``: at once in eager code, when it runs in compiled code."""
-    if torch.compiler.is_compiling():
+    if dynamo.traced_here():
         torch._assert_async(condition, message)
     elif not condition:
         raise ValueError(message)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from torch_ops import dynamo
 from torch_ops.errors import NoBackwardError
 
 __all__ = ["FusedLinears", "linear", "unfusable"]
@@ -29,7 +30,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     Returns:
         ``[..., out]``.
     """
-    if not torch.compiler.is_compiling() or not _is_one_cpu_row(x):
+    if not dynamo.traced_here() or not _is_one_cpu_row(x):
         return functional.linear(x, weight, bias)
     out = (weight * x.reshape(1, x.shape[-1])).sum(-1)
     if bias is not None:
