@@ -90,7 +90,7 @@ def check(
         if not head_dim:
             checks.refuse(op, "scale", "None for heads of no elements", "a number where D is 0")
     elif not abs(scale) <= _LARGEST:
-        checks.refuse(op, "scale", repr(scale), "a finite number of float32, or None")
+        checks.refuse(op, "scale", repr(scale), "a finite number or None")
     if window_left < -1:
         checks.refuse(op, "window_left", repr(window_left), "-1 for none, or a number >= 0")
     if not 0 <= logits_soft_cap <= _LARGEST:
