@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch._C._dynamo import eval_frame as _eval_frame
 
-__all__ = ["depend", "mark_dynamic", "skip", "traced_here", "tracing"]
+__all__ = ["depend", "mark_dynamic", "skip", "traced_otherwise", "tracing"]
 
 _SKIP = _eval_frame._FrameExecStrategy(_eval_frame._FrameAction.SKIP, _eval_frame._FrameAction.SKIP)
 _ATTRIBUTE = "_torch_ops_dependency"
@@ -31,14 +31,16 @@ def mark_dynamic(tensor: torch.Tensor, dim: int) -> None:
     tensor._dynamo_weak_dynamic_indices = marked | {dim}  # type: ignore[attr-defined]
 
 
-def traced_here() -> bool:
-    """Whether this thread traces: the flags of `torch.compiler` hold for the whole process.
+def traced_otherwise() -> bool:
+    """Whether this thread traces in another way than Dynamo, as a non-strict export does.
 
-    Dynamo takes the first test for True in what it traces.
+    Asked where `torch.compiler.is_dynamo_compiling`, a constant of traced code, is False:
+    `torch.compiler.is_compiling` is a flag of the whole process, and another thread may compile.
     """
-    if torch.compiler.is_dynamo_compiling():
-        return True
     return torch.compiler.is_compiling() and (tracing() or _modes() > 0)
+
+
+skip(traced_otherwise.__code__)  # compiled by itself it would be a constant
 
 
 class _Dependency:

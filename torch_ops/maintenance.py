@@ -48,8 +48,10 @@ def warmup(op: str, *args: Any, backend: Backend | str | None = None) -> None:
     """
     from torch_ops.declarations import catalogue
 
-    if dynamo.traced_here() or (
-        torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+    if (
+        torch.compiler.is_dynamo_compiling()
+        or dynamo.traced_otherwise()
+        or (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
     ):
         raise CaptureError(
             f"warmup of op {op!r}: a stream is capturing or code is being traced; "

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, NamedTuple
 
+import torch
+
 from torch_ops import dynamo, environment, locks
 from torch_ops.backend import Backend
 from torch_ops.errors import TorchOpsError, UnknownOpError, listing, nearest
@@ -225,7 +227,7 @@ _EMPTY = _intern(Choices(), False)
 
 def refuse_in_traced_code(what: str) -> None:
     """Raise where Dynamo traces: it follows no ContextVar, so nothing can be chosen there."""
-    if dynamo.traced_here():
+    if torch.compiler.is_dynamo_compiling() or dynamo.traced_otherwise():
         raise TorchOpsError(
             f"torch_ops: {what} can't be entered inside code that torch.compile traces; pass "
             "backend= to the call instead, or enter the scope around the compiled function"

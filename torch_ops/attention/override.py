@@ -99,7 +99,7 @@ def _refusal(title: str, refused: dict[str, tuple[str, ...]]) -> AttentionOverri
 
 
 def _refuse_now(what: str) -> None:
-    if dynamo.traced_here():
+    if torch.compiler.is_dynamo_compiling() or dynamo.traced_otherwise():
         raise TorchOpsError(
             f"{what} can't happen inside code that torch.compile traces; call it before or after "
             "the compiled function"

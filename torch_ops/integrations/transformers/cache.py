@@ -32,7 +32,7 @@ class _Fill:
 
     def set(self, length: int) -> None:
         self.extent = torch.empty(length, 0)
-        if not dynamo.traced_here():
+        if not (torch.compiler.is_dynamo_compiling() or dynamo.traced_otherwise()):
             dynamo.mark_dynamic(self.extent, 0)
 
 

@@ -80,7 +80,7 @@ def _no_mask(
 
 def _require(condition: Tensor, message: str) -> None:
     """Raise unless ``condition``: at once in eager code, when it runs in compiled code."""
-    if dynamo.traced_here():
+    if torch.compiler.is_dynamo_compiling() or dynamo.traced_otherwise():
         torch._assert_async(condition, message)
     elif not condition:
         raise ValueError(message)

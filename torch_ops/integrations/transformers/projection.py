@@ -30,7 +30,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     Returns:
         ``[..., out]``.
     """
-    if not dynamo.traced_here() or not _is_one_cpu_row(x):
+    traced = torch.compiler.is_dynamo_compiling() or dynamo.traced_otherwise()
+    if not traced or not _is_one_cpu_row(x):
         return functional.linear(x, weight, bias)
     out = (weight * x.reshape(1, x.shape[-1])).sum(-1)
     if bias is not None:
