@@ -18,6 +18,15 @@ def device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Threads cost more than they bring to small tensors."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture(autouse=True)
 def restored() -> Iterator[None]:
     """Put back the registry, the process's choices, the environment and the scanned plugins."""

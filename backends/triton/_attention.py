@@ -83,9 +83,9 @@ def config(arch: str | None, itemsize: int, width: int, rows: int, lane: int) ->
     """Choose tile sizes.
 
     Where elements are loaded one by one, tiles are too small for tensor cores that work on their
-    own: ptxas 12.8 moves such loads of values, registers of their addresses included, into products
-    of queries and keys that are under way, and on an H200 some rows of values came from elsewhere,
-    or from nowhere (float16, 64 rows, head_dim 17 to 31 of values).
+    own: on an H200 some rows of values came from elsewhere, or from nowhere (float16, 64 rows,
+    head_dim 17 to 31 of values), and not with every launch. Supposed cause: ptxas 12.8 moves such
+    loads into products of queries and keys that are under way.
 
     Args:
         arch: ``"sm_90"``, ``"gfx942"``, None for the interpreter.

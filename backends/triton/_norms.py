@@ -112,6 +112,10 @@ def loop(columns: int, itemsize: int) -> Loop:
     return Loop(block, block * itemsize // 32)
 
 
+# x, residual, weight, bias; the output and, with a residual, the sum.
+_Tensors = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor, Tensor | None]
+
+
 class _Once(NamedTuple):
     """The launch of a kernel whose programs take whole rows."""
 
@@ -120,17 +124,8 @@ class _Once(NamedTuple):
     numbers: tuple[int, ...]
     lane: int
 
-    def __call__(
-        self,
-        x: Tensor,
-        r: Tensor | None,
-        w: Tensor | None,
-        b: Tensor | None,
-        y: Tensor,
-        s: Tensor | None,
-        eps: float,
-    ) -> None:
-        self.variant(self.programs, (x, r, w, b, y, s), (*self.numbers, eps))
+    def __call__(self, tensors: _Tensors, eps: float) -> None:
+        self.variant(self.programs, tensors, (*self.numbers, eps))
 
 
 class _Twice(NamedTuple):
@@ -144,16 +139,8 @@ class _Twice(NamedTuple):
     wide: torch.dtype
     lane: int
 
-    def __call__(
-        self,
-        x: Tensor,
-        r: Tensor | None,
-        w: Tensor | None,
-        b: Tensor | None,
-        y: Tensor,
-        s: Tensor | None,
-        eps: float,
-    ) -> None:
+    def __call__(self, tensors: _Tensors, eps: float) -> None:
+        x, r, w, b, y, s = tensors
         partial = torch.empty((self.programs, 2), dtype=self.wide, device=x.device)
         self.stats(self.programs, (x, r, s, partial), self.stats_numbers)
         v = x if s is None else s
@@ -203,7 +190,7 @@ def _run(
     )  # fmt: skip
     known = _launches.get(key)
     if known is not None and (known.lane == 1 or _aligned(x, r, w, b)):
-        known(x, r, w, b, y, s, eps)
+        known((x, r, w, b, y, s), eps)
     elif x.numel():
         made = _find(x, r, w, b, y, s, eps, style)
         if made is not None:
@@ -246,7 +233,7 @@ def _find(
     if style.in_place:
         y, s = rows.tensors
     launch = way(rows)
-    launch(rows.tensors[0], None if r is None else rows.tensors[1], *vectors, y, s, eps)
+    launch((rows.tensors[0], None if r is None else rows.tensors[1], *vectors, y, s), eps)
     pairs = list(zip((*rows.tensors, *vectors), (*tensors, w, b), strict=True))
     if style.in_place:
         for walked, given in pairs[:2]:

@@ -26,12 +26,8 @@ _NAMES = ("flashinfer", "sgl_kernel", "attention layer")
 
 
 @pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Threads cost more than they bring to tensors of this size."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+def _one_thread(one_thread: None) -> None:
+    """For every test here."""
 
 
 def _forget() -> None:

@@ -47,16 +47,10 @@ def cells(*places: str, cpu: tuple[str, ...], mark: pytest.MarkDecorator) -> lis
     return made
 
 
-pytestmark = pytest.mark.timeout(900)  # FlashInfer may compile
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Threads cost more than they bring to tensors of this size."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = [
+    pytest.mark.timeout(900),  # FlashInfer may compile
+    pytest.mark.usefixtures("one_thread"),
+]
 
 
 def example(op: str, dtype: str = "bfloat16") -> Spec:

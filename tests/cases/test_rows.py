@@ -10,7 +10,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,15 +24,7 @@ from .scenarios import SCENARIOS, Scenario
 
 FAULTS = [*faults_rows.FAULTS, *faults_attention.FAULTS]
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Threads cost more than they bring to tensors of this size."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=str)
