@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from torch_ops import discovery, dynamo, kernels, policy
+from torch_ops import discovery, dynamo, kernels, once, policy
 from torch_ops.backend import Backend
 from torch_ops.errors import CaptureError, UnknownOpError
 from torch_ops.platform import forget_probes
@@ -48,11 +48,7 @@ def warmup(op: str, *args: Any, backend: Backend | str | None = None) -> None:
     """
     from torch_ops.declarations import catalogue
 
-    if (
-        torch.compiler.is_dynamo_compiling()
-        or dynamo.traced_otherwise()
-        or (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
-    ):
+    if torch.compiler.is_dynamo_compiling() or dynamo.traced_otherwise() or once.capturing():
         raise CaptureError(
             f"warmup of op {op!r}: a stream is capturing or code is being traced; "
             "call it before the capture"

@@ -113,8 +113,11 @@ def load_failure(error: BaseException) -> str | None:
 
 
 def capturing() -> bool:
-    """Whether this thread's current stream is being captured into a CUDA graph."""
-    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+    """Whether this thread's current stream is being captured into a CUDA graph.
+
+    Never so where this process hasn't initialised CUDA, as a forked one can't.
+    """
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
 def _shortened(text: str) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from torch_ops import locks
+from torch_ops import locks, once
 from torch_ops.attention.backend import AttentionBackend
 from torch_ops.attention.prepared import AttentionSpec, PreparedAttention
 from torch_ops.declarations import _attention
@@ -64,7 +64,7 @@ def _function(key: _Key) -> _Attend:
     with _lock:
         if key in _functions:
             return _functions[key]
-        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        if device.type == "cuda" and once.capturing():
             raise CaptureError(
                 f"Attention backend 'inductor': not compiled for {device}, {dtype} and such "
                 "shapes, and a stream is capturing; prepare first: run the layer once before"

@@ -20,6 +20,7 @@ __all__ = ["LAYER", "ONE_PLUS", "RMS", "add_normalize", "add_normalize_in_place"
 _CROWD = 512
 _LONGEST = 32768  # bytes of a row that may stay in registers
 _PIECE_BYTES = 16384
+_SHORT_PIECE_BYTES = 8192
 _FEW = 8
 _PIECE = 2048
 _CONTIGUOUS = torch.contiguous_format
@@ -75,9 +76,10 @@ def config(block: int, columns: int, itemsize: int, crowded: bool, center: bool)
     """Choose by the length of a row, and by whether there are more rows than `_CROWD`.
 
     Measured on an H200 in bfloat16. Few rows: a thread's 16 bytes arrive soonest. Many: 64 bytes a
-    thread keep the memory busy, unless registers hold so much of a row (long, padded, or with a
-    bias) that too few programs fit; then vectors come late: 135 against 195 us for layer_norm of
-    16384x8192, 136 against 184 for rms_norm of 8192x16384, but 23.2 against 21.4 for 4096x4096.
+    thread keep the memory busy (32 for rows of 8 KB: 20.7 us for rms_norm of 4096x4096, of which a
+    copy takes 21.2), unless registers hold so much of a row (long, padded, or with a bias) that too
+    few programs fit; then vectors come late: 135 against 195 us for layer_norm of 16384x8192, 136
+    against 184 for rms_norm of 8192x16384, but 23.2 against 21.4 for 4096x4096.
     """
     size = block * itemsize
     if INTERPRETED:
@@ -87,29 +89,33 @@ def config(block: int, columns: int, itemsize: int, crowded: bool, center: bool)
     rows = max(1, 2048 // size)
     padded = size >= 8192 and block > columns
     late = center or rows > 1 or size >= 32768 or padded
-    return Config(rows, min(max(size // (128 if padded else 64), 64), 1024), late)
+    each = 128 if padded else 32 if size == 8192 and not late else 64
+    return Config(rows, min(max(size // each, 64), 1024), late)
 
 
-def reads_twice(columns: int, itemsize: int, crowded: bool, center: bool, residual: bool) -> bool:
+def reads_twice(columns: int, itemsize: int, crowded: bool, center: bool) -> bool:
     """Whether rows are read twice: they don't fit into registers, or had better stay out of them.
 
-    Measured on an H200 in bfloat16: 129 against 135 us for rms_norm of 16384x8192, 21.0 against
-    22.0 for 4096x4096, since a program that holds no row leaves registers for more of them.
+    Measured on an H200 in bfloat16: 129 against 134 us for rms_norm of 16384x8192, since a program
+    that holds no row leaves registers for more of them; 21.6 against 20.7 for 4096x4096.
     """
     size = columns * itemsize
     if size > _LONGEST or center or INTERPRETED:
         return size > _LONGEST
-    return crowded and columns == power_of_two(columns) and size >= (16384 if residual else 8192)
+    return crowded and columns == power_of_two(columns) and size >= 16384
 
 
 def loop(columns: int, itemsize: int) -> Loop:
-    """Choose for rows that are read twice."""
+    """Choose for rows that are read twice.
+
+    Measured on an H200 for rms_norm of 16384x8192 in bfloat16: 129 us with 16 bytes a thread in
+    pieces of 8 KB, 146 with 32 bytes in pieces of 16 KB, 134 and more with smaller pieces.
+    """
     if INTERPRETED:
         return Loop(INTERPRETED_TILE, 32)
     if columns * itemsize > _LONGEST:
         return Loop(_PIECE_BYTES // itemsize, 1024)
-    block = min(columns, _PIECE_BYTES // itemsize)
-    return Loop(block, block * itemsize // 32)
+    return Loop(_SHORT_PIECE_BYTES // itemsize, _SHORT_PIECE_BYTES // 16)
 
 
 # x, residual, weight, bias; the output and, with a residual, the sum.
@@ -247,8 +253,8 @@ def _choose(rows: Rows, style: Style) -> Callable[[Rows], _Launch]:
     itemsize, device, aligned = x.element_size(), x.get_device(), rows.lane > 1
     columns = rows.lanes * rows.lane
     flags = (*style, rows.inner > 0, rows.lane)
-    crowded, residual = rows.total > _CROWD, len(rows.tensors) > 1
-    if not reads_twice(columns, itemsize, crowded, style.center, residual):
+    crowded = rows.total > _CROWD
+    if not reads_twice(columns, itemsize, crowded, style.center):
         block = power_of_two(columns)
         chosen = config(block, columns, itemsize, crowded, style.center)
         constants = (*flags, block, chosen.rows, chosen.late)

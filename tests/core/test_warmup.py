@@ -75,7 +75,7 @@ def test_ops_that_are_only_registered_have_no_operator_to_run() -> None:
 def test_never_during_a_capture(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor is a kernel loaded then: the text says to prepare first."""
     toy.serve("torch", 1)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     with pytest.raises(CaptureError, match="warmup of op 'toy': a stream is capturing"):
         torch_ops.warmup("toy", torch.ones(2))

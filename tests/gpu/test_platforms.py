@@ -74,7 +74,7 @@ def test_no_visible_gpu() -> None:
 def test_a_fork_after_cuda_serves_cpu_tensors_and_says_what_pytorch_says() -> None:
     out = _python(
         """
-        import os, sys, torch, torch_ops
+        import os, sys, traceback, torch, torch_ops
         from torch_ops import ops
         x, w = torch.randn(3, 64, device="cuda"), torch.ones(64, device="cuda")
         expected = ops.rms_norm(x, w).cpu()
@@ -91,8 +91,10 @@ def test_a_fork_after_cuda_serves_cpu_tensors_and_says_what_pytorch_says() -> No
                 except RuntimeError as error:
                     print("cuda", "Cannot re-initialize CUDA in forked subprocess" in str(error))
                 sys.stdout.flush()
-            finally:
                 os._exit(0)
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
         assert os.waitpid(pid, 0)[1] == 0
         print("parent", torch.equal(ops.rms_norm(x, w).cpu(), expected))
         """

@@ -66,7 +66,7 @@ class Cache:
         with self._lock:
             prepared = self._prepared.get(key)
             if prepared is None:
-                if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+                if once.capturing():
                     raise CaptureError(
                         f"Attention backend {member.value!r} is not prepared for {device}, "
                         f"{dtype}, and a stream is capturing; prepare first: "

@@ -11,7 +11,7 @@ from types import TracebackType
 import torch
 from torch import nn
 
-from torch_ops import dynamo, locks, policy
+from torch_ops import dynamo, locks, once, policy
 from torch_ops.attention.backend import AttentionBackend
 from torch_ops.attention.choice import refusals
 from torch_ops.attention.configuration import Configuration
@@ -104,7 +104,7 @@ def _refuse_now(what: str) -> None:
             f"{what} can't happen inside code that torch.compile traces; call it before or after "
             "the compiled function"
         )
-    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+    if once.capturing():
         raise CaptureError(f"{what} is refused while a stream is capturing; do it before")
 
 

@@ -61,7 +61,8 @@ def to_device(host: Tensor, device: torch.device) -> Tensor:
     """Moves a tensor with its whole storage, so that strides, offset and gaps stay."""
     if host.device == device:
         return host
-    storage = torch.empty(0, dtype=host.dtype).set_(host.untyped_storage()).to(device)
+    flat = torch.empty(0, dtype=host.dtype, device=host.device).set_(host.untyped_storage())
+    storage = flat.to(device)
     return torch.as_strided(storage, host.shape, host.stride(), host.storage_offset())
 
 
