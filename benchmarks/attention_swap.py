@@ -18,7 +18,7 @@ from torch._dynamo.utils import counters
 
 from torch_ops.attention import Attention, apply_attention_backend_override
 from torch_ops.attention import override_attention_backend as override
-from torch_ops.attention.configuration import Configuration
+from torch_ops.attention.cache import Cache
 
 LAYERS, HEADS, KV_HEADS, HEAD_DIM = 32, 8, 2, 64
 SEQUENCE = ("torch_flash", "torch_math", "inductor", "torch_flash", "inductor", "torch_math")
@@ -62,13 +62,13 @@ def _layer(device: str, dtype: torch.dtype) -> Attention:
 
 
 def _count_calls() -> None:
-    run = Configuration.run
+    run = Cache.run
 
-    def counted(self: Configuration, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def counted(self: Cache, *args: Any) -> Tensor:
         _calls["n"] += 1
-        return run(self, q, k, v)
+        return run(self, *args)
 
-    Configuration.run = counted  # type: ignore[method-assign]
+    Cache.run = counted  # type: ignore[method-assign]
 
 
 def _steady(call: Callable[[], Any], synchronize: Callable[[], None]) -> float:

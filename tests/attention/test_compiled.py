@@ -182,7 +182,7 @@ def test_no_swap_recompiles_wherever_it_is_made(model: nn.Module) -> None:
     finally:
         torch.set_default_dtype(torch.float32)
     assert compiled.frames == 1
-    assert len({layer._route.dtype for m in (model, other) for layer in support.layers(m)}) == 1
+    assert len({one._group.route.dtype for m in (model, other) for one in support.layers(m)}) == 1
 
 
 def test_nothing_recompiles_under_a_stance_that_forbids_it(model: nn.Module) -> None:
@@ -261,7 +261,9 @@ def test_a_batch_as_large_as_an_id_is_no_id(script: Any) -> None:
     model = support.stack(2)
     for target in (ONE, TWO, THREE):
         override_attention_backend(model, target)
-    ids = [c.id for layer in support.layers(model) for c in layer._configurations.values()]
+    layers = support.layers(model)
+    ids = [state.id for state in layers[0]._group._routes]
+    ids += [layer._slot.shape[0] for layer in layers]
     compiled = Counted(model, dynamic=True)
     layer = Attention(4, 8, 2)
     for batch in ids:
@@ -280,11 +282,12 @@ def test_new_ids_after_a_compile_are_followed(model: nn.Module) -> None:
     compiled = Counted(model)
     q, k, v = support.inputs(Attention(4, 8, 2))
     compiled(q, k, v)
-    before = {layer._configuration.id for layer in support.layers(model)}
+    before = {layer._group.route.shape[0] for layer in support.layers(model)}
     for target in (TWO, THREE, None):
         override_attention_backend(model, target)
         compiled(q, k, v)
-    assert before.isdisjoint(layer._configuration.id for layer in support.layers(model))
+        after = {layer._group.route.shape[0] for layer in support.layers(model)}
+        assert before.isdisjoint(after)
     assert compiled.frames == 1
 
 
@@ -404,7 +407,7 @@ def test_opcheck_accepts_the_operator_of_the_layers() -> None:
     q, k, v = support.inputs(layer)
     packet = torch.ops.torch_ops._attention_layer.default
     for args in ((q, k, v), (q[:0], k[:0], v[:0]), (q.transpose(1, 2).mT.mT.transpose(1, 2), k, v)):
-        verdicts = torch.library.opcheck(packet, (*args, layer._route))
+        verdicts = torch.library.opcheck(packet, (*args, layer._slot, layer._group.route))
         assert set(verdicts.values()) == {"SUCCESS"}, verdicts
 
 

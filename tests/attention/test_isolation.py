@@ -23,7 +23,7 @@ from torch_ops.attention import (
     AttentionBackend,
     apply_attention_backend_override,
     attention_state,
-    configuration,
+    group,
     override_attention_backend,
 )
 
@@ -209,14 +209,14 @@ def hammer(forward: Callable[[], Tensor], swap: Callable[[int], object]) -> list
 
 
 def sizes(model: nn.Module) -> tuple[int, ...]:
-    """What must not grow: ids, and each layer's configurations, plans and prepared kernels."""
+    """What must not grow: states, routes, and each layer's prepared kernels and plans."""
     gc.collect()
     layers = support.layers(model)
     return (
-        len(configuration._by_id),
-        sum(len(layer._configurations) for layer in layers),
+        len(group._states),
+        sum(len(one._routes) for one in {layer._group for layer in layers}),
         sum(len(layer._cache._prepared) for layer in layers),
-        sum(len(c._plans[1]) for layer in layers for c in layer._configurations.values()),
+        sum(len(layer._cache._plans[1]) for layer in layers),
     )
 
 
@@ -244,6 +244,8 @@ def test_forwards_in_threads_while_layers_are_swapped(compiled: bool) -> None:
     for target in FAMILIES:
         override_attention_backend(model, target)
         forward()
+    for index in range(60):  # every state that comes
+        swap(index)
     before = sizes(model)
     seen = torch.stack(hammer(forward, swap))
     assert set(seen.flatten().tolist()) <= {1.0, 2.0, 3.0}
@@ -262,8 +264,9 @@ def test_all_layers_change_in_one_step() -> None:
     nothing = torch.empty(0)
 
     def look() -> Tensor:
-        routes = list(map(dict.__getitem__, states, itertools.repeat("_route")))  # one step, too
-        families = {configuration._find(route).override for route in routes}
+        groups = set(map(dict.__getitem__, states, itertools.repeat("_group")))  # one step, too
+        assert len(groups) == 1, groups
+        families = set(groups.pop().overrides.values())  # one read
         assert len(families) == 1, families
         return nothing
 

@@ -23,7 +23,7 @@ from torch_ops.attention import (
     AttentionMetadata,
     apply_attention_backend_override,
     attention_state,
-    configuration,
+    group,
     override_attention_backend,
 )
 
@@ -401,23 +401,23 @@ def test_layers_are_built_and_run_in_worker_threads(layer: Attention) -> None:
 
 def test_deleted_layers_leave_nothing_behind() -> None:
     gc.collect()
-    before = len(configuration._by_id)
+    before = len(group._caches), len(group._states)
     model = support.stack(5)
     for target in ("torch_math", "torch_flash", None):
         override_attention_backend(model, target)
         model(*support.inputs(support.layers(model)[0]))
-    assert len(configuration._by_id) == before + 5 * 3
+    assert (len(group._caches), len(group._states)) == (before[0] + 5, before[1] + 2)
     gone = weakref.ref(model)
     del model
     gc.collect()
     assert gone() is None
-    assert len(configuration._by_id) == before
+    assert (len(group._caches), len(group._states)) == before
 
 
 def test_an_id_whose_layer_is_gone_is_refused() -> None:
     layer = Attention(4, 8)
-    inputs, route = support.inputs(layer), layer._route
+    inputs, slot, route = support.inputs(layer), layer._slot, layer._group.route
     del layer
     gc.collect()
-    with pytest.raises(torch_ops.NotPreparedError, match=f"no layer has .* id {len(route)}"):
-        configuration.run_layer(*inputs, route)
+    with pytest.raises(torch_ops.NotPreparedError, match=f"no layer has the id {len(slot)}"):
+        group.run_layer(*inputs, slot, route)

@@ -315,13 +315,18 @@ def test_a_context_does_not_hide_the_error_of_its_body(model: nn.Module) -> None
 
 
 def test_contexts_leak_nothing(model: nn.Module) -> None:
-    state, routes = attention_state(model), {id(m._route) for m in support.layers(model)}
+    state = attention_state(model)
+    with override_attention_backend(model, "torch_math"):
+        pass
+    (group,) = {layer._group for layer in support.layers(model)}
+    route = group.route
     for _ in range(100):
         with override_attention_backend(model, "torch_math"):
             pass
     assert attention_state(model) == state
-    assert {id(m._route) for m in support.layers(model)} == routes
-    assert all(len(m._configurations) == 2 for m in support.layers(model))
+    assert {layer._group for layer in support.layers(model)} == {group}
+    assert group.route is route
+    assert len(group._routes) == 2
 
 
 def test_none_is_the_construction_default() -> None:

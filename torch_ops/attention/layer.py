@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from torch_ops.attention.backend import AttentionBackend
+from torch_ops.attention.cache import Cache
 from torch_ops.attention.choice import LayerRules, choose_member
-from torch_ops.attention.configuration import Cache, Configuration, run_layer
+from torch_ops.attention.group import Group, default_group, new_slot, run_layer
 from torch_ops.attention.prepared import AttentionSpec
 from torch_ops.errors import listing
 
-__all__ = ["Attention", "AttentionMetadata", "commit"]
+__all__ = ["Attention", "AttentionMetadata", "commit", "unite"]
 
-_PER_OBJECT = ("_lock", "_cache", "_configurations", "_configuration", "_route", "_changed_by")
+_PER_OBJECT = ("_cache", "_slot", "_changed_by")
 
 
 @dataclass(frozen=True)
@@ -59,10 +60,6 @@ class Attention(nn.Module):
         ValueError: a number is out of range, a backend is unknown, or they contradict each other.
     """
 
-    _configuration: Configuration
-    _route: Tensor
-    _changed_by: int
-
     def __init__(
         self,
         num_heads: int,
@@ -98,22 +95,17 @@ class Attention(nn.Module):
         self._rules = LayerRules(spec, supported, default, required)
         # Moves with the model, so it tells where and in which dtype the layer will be called.
         self.register_buffer("_anchor", torch.empty(0), persistent=False)
-        self._reset(None)
+        self._group = default_group
+        self._reset()
 
-    def _reset(self, override: AttentionBackend | None) -> None:
-        self._lock = threading.RLock()
+    def _reset(self) -> None:
         self._cache = Cache(self._rules)
-        self._configurations: dict[AttentionBackend | None, Configuration] = {}
-        commit([(self, self._configure(override), 0)])
+        self._slot = new_slot(self._cache)
+        self._changed_by = 0
 
-    def _configure(self, override: AttentionBackend | None) -> Configuration:
-        """Give the configuration for an override, always the same object for the same one."""
-        with self._lock:
-            configuration = self._configurations.get(override)
-            if configuration is None:
-                configuration = Configuration(self._cache, override)
-                self._configurations[override] = configuration
-            return configuration
+    @property
+    def _override(self) -> AttentionBackend | None:
+        return self._group.overrides.get(self._slot.shape[0])
 
     @property
     def spec(self) -> AttentionSpec:
@@ -133,8 +125,7 @@ class Attention(nn.Module):
             BackendUnavailableError, NoBackendError: what that call would raise.
         """
         device, dtype = self._place()
-        override = self._configuration.override
-        return choose_member(self._rules, override, None, device, dtype).member
+        return choose_member(self._rules, self._override, None, device, dtype).member
 
     @backend.setter
     def backend(self, value: object) -> None:
@@ -192,19 +183,21 @@ class Attention(nn.Module):
             )
         if not isinstance(q, Tensor) or not isinstance(k, Tensor) or not isinstance(v, Tensor):
             raise _not_a_tensor(q=q, k=k, v=v)
-        return run_layer(q, k, v, self._route)
+        return run_layer(q, k, v, self._slot, self._group.route)
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(super().__getstate__())  # type: ignore[no-untyped-call]
         for name in _PER_OBJECT:
             state.pop(name, None)
-        state["_override"] = self._configuration.override
+        state["_copied_override"] = self._override
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        override = state.pop("_override")
+        override = state.pop("_copied_override")
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self._reset(override)
+        self._reset()
+        if override is not None:
+            commit({self: override})
 
     def extra_repr(self) -> str:
         """Show geometry and choices in ``print(model)``."""
@@ -220,7 +213,7 @@ class Attention(nn.Module):
         if self.role is not None:
             parts.append(f"role={self.role!r}")
         for label, value in (
-            ("override", self._configuration.override),
+            ("override", self._override),
             ("default", rules.default),
             ("required", rules.required),
         ):
@@ -229,18 +222,36 @@ class Attention(nn.Module):
         return ", ".join(parts)
 
 
-def commit(changes: Sequence[tuple[Attention, Configuration, int]]) -> None:
-    """Make configurations the ones that run, all of them in one step.
+def commit(overrides: Mapping[Attention, AttentionBackend | None]) -> None:
+    """Make layers run other overrides: one store for each group of them.
 
-    `map` and `dict.update` are C: no bytecode runs between the stores, so the interpreter lets no
-    other thread in, and a compiled model reads either all of the old routes or all of the new ones.
+    Several groups change in one step: `map` and `setattr` are C, so that the interpreter lets no
+    other thread in between.
     """
-    layers = [layer.__dict__ for layer, _, _ in changes]
-    states = [
-        {"_configuration": made, "_route": made.route, "_changed_by": changed_by}
-        for _, made, changed_by in changes
-    ]
-    deque(map(dict.update, layers, states), maxlen=0)
+    groups = {layer._group for layer in overrides}
+    routes = {
+        group: group.route_of(
+            {
+                layer._slot.shape[0]: override
+                for layer, override in overrides.items()
+                if layer._group is group
+            }
+        )
+        for group in groups
+    }
+    deque(map(setattr, routes, repeat("route"), routes.values()), maxlen=0)
+
+
+def unite(layers: Iterable[Attention]) -> None:
+    """Let layers change together from now on, by a group of their own."""
+    layers = list(layers)
+    groups = {layer._group for layer in layers}
+    if len(groups) == 1 and groups != {default_group}:
+        return
+    group = Group()
+    group.route = group.route_of({layer._slot.shape[0]: layer._override for layer in layers})
+    inside = [layer.__dict__ for layer in layers]
+    deque(map(dict.__setitem__, inside, repeat("_group"), repeat(group)), maxlen=0)
 
 
 def _not_a_tensor(**arguments: object) -> TypeError:

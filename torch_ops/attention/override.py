@@ -14,8 +14,7 @@ from torch import nn
 from torch_ops import dynamo, locks, once, policy
 from torch_ops.attention.backend import AttentionBackend
 from torch_ops.attention.choice import refusals
-from torch_ops.attention.configuration import Configuration
-from torch_ops.attention.layer import Attention, commit
+from torch_ops.attention.layer import Attention, commit, unite
 from torch_ops.attention.selection import select
 from torch_ops.errors import AttentionOverrideError, CaptureError, TorchOpsError, listing
 
@@ -57,7 +56,9 @@ class OverrideToken(AbstractContextManager["OverrideToken"]):
     """
 
     def __init__(
-        self, report: OverrideReport, before: dict[str, tuple[Attention, Configuration, int]]
+        self,
+        report: OverrideReport,
+        before: dict[str, tuple[Attention, AttentionBackend | None, int]],
     ) -> None:
         self.report = report
         self._before = before
@@ -79,7 +80,9 @@ class OverrideToken(AbstractContextManager["OverrideToken"]):
                     f"Attention override {self.report.generation} can't be undone out of order",
                     late,
                 )
-            commit(list(self._before.values()))
+            commit({layer: override for layer, override, _ in self._before.values()})
+            for layer, _, changed_by in self._before.values():
+                layer._changed_by = changed_by
             self._before = {}
 
     def __exit__(
@@ -265,19 +268,16 @@ def override_attention_backend(
                 f"{len(layers)} layers",
                 refused,
             )
-        switched = {
-            name: layer
-            for name, layer in free.items()
-            if layer._configuration.override is not member
-        }
+        switched = {name: layer for name, layer in free.items() if layer._override is not member}
         unchanged = tuple(name for name in free if name not in switched)
         if dry_run:
             report = OverrideReport(tuple(switched), unchanged, tuple(pinned), _generation)
             return OverrideToken(report, {})
         before = {
-            name: (layer, layer._configuration, layer._changed_by)
-            for name, layer in switched.items()
+            name: (layer, layer._override, layer._changed_by) for name, layer in switched.items()
         }
+        if switched:
+            unite((layers if where is None else select(model, None)).values())
         _commit(switched, member)
         report = OverrideReport(tuple(switched), unchanged, tuple(pinned), _generation)
         return OverrideToken(report, before)
@@ -288,7 +288,9 @@ def _commit(layers: dict[str, Attention], member: AttentionBackend | None) -> No
     global _generation
     if layers:
         generation = next(_generations)
-        commit([(layer, layer._configure(member), generation) for layer in layers.values()])
+        commit(dict.fromkeys(layers.values(), member))
+        for layer in layers.values():
+            layer._changed_by = generation
         _generation = generation
 
 

@@ -63,6 +63,5 @@ def attention_state(model: nn.Module) -> str:
             runs = layer.backend.value
         except TorchOpsError as error:
             runs = type(error).__name__
-        override = layer._configuration.override
-        digest.update(f"{name}|{runs}|{override}\n".encode())
+        digest.update(f"{name}|{runs}|{layer._override}\n".encode())
     return digest.hexdigest()[:16]

@@ -1,0 +1,188 @@
+"""Which layers are overridden, by interned id, and the operator that reads it from its inputs.
+
+Layers of one model share a group, and a group has one route: an empty tensor whose size names
+what all of its layers run. A compiled graph reads it once, as an input: a swap is one store, costs
+no recompile, and CUDA graphs are keyed by it. A second such tensor names the layer.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.library import custom_op
+
+from torch_ops import dynamo, policy, runtime
+from torch_ops.attention.backend import AttentionBackend
+from torch_ops.attention.cache import Cache
+from torch_ops.attention.choice import LayerRules
+from torch_ops.declarations import _attention
+from torch_ops.errors import NotPreparedError, TorchOpsError
+
+__all__ = ["Group", "State", "default_group", "new_slot", "run_layer"]
+
+_FIRST_ID = 1009  # 0 and 1 are specialised by PyTorch; small ids would be taken for batch sizes
+_KEPT = 64  # routes of a group; going back to one of them replays what was recorded for it
+_ids = itertools.count(_FIRST_ID)
+_caches: weakref.WeakValueDictionary[int, Cache] = weakref.WeakValueDictionary()
+_states: weakref.WeakValueDictionary[int, State] = weakref.WeakValueDictionary()
+_interned: weakref.WeakValueDictionary[frozenset[Any], State] = weakref.WeakValueDictionary()
+
+
+class State:
+    """Which layers are overridden with what. Immutable; equal ones are one object.
+
+    Attributes:
+        id: Names it in graphs; never used again for another one.
+        overrides: Families by layer's slot; other layers run what the policy chooses.
+    """
+
+    def __init__(self, overrides: Mapping[int, AttentionBackend]) -> None:
+        self.id = next(_ids)
+        self.overrides = overrides
+        _states[self.id] = self
+
+    @classmethod
+    def of(cls, overrides: Mapping[int, AttentionBackend]) -> State:
+        """Give the state with these overrides."""
+        content = frozenset(overrides.items())
+        state = _interned.get(content)
+        if state is None:
+            state = _interned.setdefault(content, cls(overrides))
+        return state
+
+
+_NOTHING = State.of({})
+
+
+class Group:
+    """Layers that are read together: all as before a swap, or all as after it.
+
+    Attributes:
+        route: The empty tensor that carries the state's id into the operator; the one place where
+            it is told what runs.
+    """
+
+    def __init__(self) -> None:
+        self._routes: OrderedDict[State, Tensor] = OrderedDict()
+        self.route = self.route_of({})
+
+    @property
+    def overrides(self) -> Mapping[int, AttentionBackend]:
+        """Families by layer's slot."""
+        state: State = self.route._torch_ops_state  # type: ignore[attr-defined]
+        return state.overrides
+
+    def route_of(self, changes: Mapping[int, AttentionBackend | None]) -> Tensor:
+        """Give the route for the present overrides and these changes; storing it is the swap."""
+        present = {} if not self._routes else dict(self.overrides)
+        merged = {**present, **changes}
+        state = State.of(
+            {slot: one for slot, one in merged.items() if one is not None and slot in _caches}
+        )
+        route = self._routes.pop(state, None)
+        if route is None:
+            route = _named(state.id)
+            route._torch_ops_state = state  # type: ignore[attr-defined]  # lives as long
+        self._routes[state] = route
+        if len(self._routes) > _KEPT:
+            self._routes.popitem(last=False)
+        return route
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Group:
+        """Give copies of layers a group of their own, one for all that are copied together."""
+        return Group() if self.overrides else default_group
+
+    def __reduce__(self) -> tuple[Callable[..., Group], tuple[bool]]:
+        return _unpickled, (bool(self.overrides),)
+
+
+def _unpickled(overridden: bool) -> Group:
+    return Group() if overridden else default_group
+
+
+def _named(number: int) -> Tensor:
+    """Make the empty tensor that carries a number into graphs."""
+    with torch.inference_mode(False):  # all alike, or graphs would be compiled anew
+        tensor = torch.empty(number, 0, device="cpu", dtype=torch.float32)
+    dynamo.mark_dynamic(tensor, 0)
+    return tensor
+
+
+default_group = Group()
+"""Layers that were never overridden together."""
+
+
+def new_slot(cache: Cache) -> Tensor:
+    """Name a layer's cache in graphs."""
+    number = next(_ids)
+    _caches[number] = cache
+    return _named(number)
+
+
+def _find(slot: Tensor, route: Tensor) -> tuple[Cache, AttentionBackend | None]:
+    layer, number = slot.shape[0], route.shape[0]
+    cache, state = _caches.get(layer), _states.get(number)
+    if cache is None or state is None:
+        missing = f"no layer has the id {layer}" if cache is None else f"no state the id {number}"
+        raise NotPreparedError(
+            f"Attention: {missing}; a compiled or exported graph is used after its layer was "
+            "deleted, or in another process"
+        )
+    return cache, state.overrides.get(layer)
+
+
+def _check(q: Tensor, k: Tensor, v: Tensor, rules: LayerRules | None) -> None:
+    _attention.check("attention", q, k, v, None, -1, 0.0)
+    if rules is not None:
+        spec = rules.spec
+        wanted = (spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.head_dim)
+        received = (q.shape[2], k.shape[2], q.shape[3], v.shape[3])
+        if received != wanted:
+            raise ValueError(
+                f"Attention: arguments 'q', 'k', 'v' have (heads, kv heads, head_dim, v head_dim) "
+                f"{received} (accepted: {wanted}, as the layer was built)"
+            )
+
+
+def _kernel(q: Tensor, k: Tensor, v: Tensor, slot: Tensor, route: Tensor) -> Tensor:
+    if torch._C.is_grad_enabled() and torch._C._any_requires_grad(q, k, v):
+        raise runtime.refuse_grad("attention")
+    cache, override = _find(slot, route)
+    _check(q, k, v, cache.rules)
+    if q.numel() == 0 or k.numel() == 0:
+        return q.new_zeros(q.shape)  # there is nothing to attend
+    out = cache.run(override, q, k, v)
+    return out if out.is_contiguous() else out.contiguous()  # what the fake promises
+
+
+def _fake(q: Tensor, k: Tensor, v: Tensor, slot: Tensor, route: Tensor) -> Tensor:
+    if torch._C.is_grad_enabled() and torch._C._any_requires_grad(q, k, v):
+        raise runtime.refuse_grad("attention")
+    _check(q, k, v, None)
+    if torch.compiler.is_exporting():  # asked here: traced code is told so by torch 2.11 always
+        raise TorchOpsError(
+            "Attention can't be exported: which kernel runs is known to this process alone. "
+            "Call torch.ops.torch_ops.attention in code that is exported"
+        )
+    dynamo.tag_caches(runtime.fingerprint)
+    runtime.depend(
+        "attention layers", lambda: policy.choose("attention", policy.current_scope()).backend
+    )
+    return q.new_empty(q.shape)
+
+
+def _register() -> Callable[..., Any]:
+    name = "_attention_layer"
+    schema = "(Tensor q, Tensor k, Tensor v, Tensor slot, Tensor route) -> Tensor"
+    custom_op(f"{runtime.NAMESPACE}::{name}", _kernel, mutates_args=(), schema=schema)
+    runtime.install(name, [_kernel, _kernel], _fake, mutates=False)
+    return torch.ops.torch_ops._attention_layer.default
+
+
+run_layer = _register()
