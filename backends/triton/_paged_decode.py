@@ -13,7 +13,7 @@ from torch import Tensor
 from torch_ops.platform import Platform
 
 from ._attention import shared_memory
-from ._launch import INTERPRETED, Variant
+from ._launch import Variant
 from ._paged_decode_kernel import decode, unite
 from ._rows import power_of_two
 
@@ -48,11 +48,13 @@ class Config(NamedTuple):
 
 
 # What `python -m benchmarks paged --configs` compares on a GPU.
-CONFIGS = (
-    Config(64, 4, 3, 8, 4), Config(64, 4, 3, 16, 4), Config(64, 4, 2, 12, 4), Config(64, 4, 4, 8, 4),
-    Config(32, 4, 3, 16, 4), Config(32, 4, 4, 12, 4), Config(32, 2, 3, 16, 4), Config(32, 2, 4, 16, 4),
-    Config(128, 4, 2, 8, 2), Config(128, 4, 3, 8, 2), Config(128, 8, 2, 8, 2), Config(64, 8, 3, 8, 4),
-    Config(16, 2, 4, 32, 8), Config(64, 2, 3, 8, 4),
+CONFIGS = tuple(
+    Config(*numbers)
+    for numbers in (
+        (64, 4, 3, 8, 4), (64, 4, 3, 16, 4), (64, 4, 3, 4, 4), (64, 4, 2, 12, 4), (64, 4, 4, 8, 4),
+        (32, 4, 3, 16, 4), (32, 4, 4, 12, 4), (32, 2, 3, 16, 4), (32, 2, 4, 16, 4),
+        (64, 2, 3, 8, 4), (64, 8, 3, 8, 4), (128, 4, 2, 8, 2), (128, 8, 2, 8, 2), (16, 2, 4, 32, 8),
+    )
 )  # fmt: skip
 
 
@@ -185,7 +187,8 @@ class _Plan:
         self._variants = {
             split: _variants(
                 call.dtype, chosen, (self._span > 0, capped, split),
-                (group, head_dim, shape[3], lane, page, align, _ids(chosen.block_n, page)), block_m, call.device,
+                (group, head_dim, shape[3], lane, page, align, _ids(chosen.block_n, page)),
+                block_m, call.device,
             )
             for split in (False, True)
         }  # fmt: skip
@@ -272,9 +275,7 @@ def _variants(
     options = {"enable_fp_fusion": True, "num_stages": stages}
     warp = 64 if torch.version.hip else 32
     aligned = lane > 1
-    first = decode.variant(
-        constants, chosen.warps * warp, device, aligned=aligned, options=options
-    )
+    first = decode.variant(constants, chosen.warps * warp, device, aligned=aligned, options=options)
     last = unite.variant(
         (flags[0], value_dim, page, align, block_v, _UNITED), 4 * warp, device, aligned=True
     )

@@ -26,13 +26,28 @@ def _piece_size(pages: tl.tensor, most: tl.tensor, ALIGN: tl.constexpr) -> tl.te
 @device_function
 def _largest_piece(
     kv_indptr: tl.tensor, batch: tl.tensor, share: tl.tensor, pieces: tl.tensor,
-    WINDOW: tl.constexpr, SPLIT: tl.constexpr, ALIGN: tl.constexpr,
+    WINDOW: tl.constexpr, ALIGN: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
     """Give how many pages a piece may have, a multiple of ALIGN."""
-    if WINDOW or not SPLIT:
+    if WINDOW:
         return share
     total = tl.load(kv_indptr + batch)
     return tl.maximum(tl.cdiv(tl.cdiv(total, pieces), ALIGN) * ALIGN, share)
+
+
+@device_function
+def _piece(
+    slot: tl.tensor, kv_indptr: tl.tensor, batch: tl.tensor, share: tl.tensor, pieces: tl.tensor,
+    WINDOW: tl.constexpr, SPLIT: tl.constexpr, ALIGN: tl.constexpr, BLOCK_B: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """Give the sequence of a slot, the piece's number in it, and how many pages it may have."""
+    if not SPLIT:
+        return slot, slot * 0, share
+    most = _largest_piece(kv_indptr, batch, share, pieces, WINDOW, ALIGN)
+    if WINDOW:
+        return slot // pieces, slot % pieces, most
+    sequence, piece = owner(slot, kv_indptr, batch, most, BLOCK_B)
+    return sequence, piece, most
 
 
 @device_function
@@ -41,6 +56,14 @@ def _first_seen(length: tl.tensor, window: tl.tensor, WINDOW: tl.constexpr) -> t
     if WINDOW:
         low = tl.maximum(length - 1 - window, 0)
     return low
+
+
+@device_function
+def _scaled(logits: tl.tensor, scale: tl.tensor, cap: tl.tensor, CAP: tl.constexpr) -> tl.tensor:
+    """Give logits, capped where wanted, and what takes them to powers of 2."""
+    if CAP:
+        return capped(logits * scale, cap), 1.0
+    return logits, scale
 
 
 @device_function
@@ -58,12 +81,9 @@ def _store(
 @device_function
 def _store_piece(
     parts: tl.tensor, sums: tl.tensor, top: tl.tensor, total: tl.tensor,
-    slot: tl.tensor, heads: tl.tensor, groups: tl.tensor, head: tl.tensor, exists: tl.tensor,
-    WIDTH: tl.constexpr, BLOCK_V: tl.constexpr,
+    row: tl.tensor, rows: tl.tensor, exists: tl.tensor, WIDTH: tl.constexpr, BLOCK_V: tl.constexpr,
 ) -> None:  # fmt: skip
-    row = slot.to(tl.int64) * heads + head
-    rows = (tl.num_programs(0) // groups).to(tl.int64) * heads
-    stats = parts + rows * WIDTH
+    stats = parts + rows.to(tl.int64) * WIDTH
     columns = tl.arange(0, BLOCK_V)[None, :]
     tl.store(parts + row[:, None] * WIDTH + columns, sums, mask=exists[:, None] & (columns < WIDTH))
     tl.store(stats + row, top, mask=exists)
@@ -113,21 +133,15 @@ def decode(
     groups = heads // GROUP * blocks
     slot, part = tl.program_id(0) // groups, tl.program_id(0) % groups
     kv_head = part // blocks
-    most = _largest_piece(kv_indptr, batch, share, pieces, WINDOW, SPLIT, ALIGN)
-    if not SPLIT:
-        sequence, piece = slot, slot * 0
-    elif WINDOW:
-        sequence, piece = slot // pieces, slot % pieces
-    else:
-        sequence, piece = owner(slot, kv_indptr, batch, most, BLOCK_B)
+    sequence, piece, most = _piece(
+        slot, kv_indptr, batch, share, pieces, WINDOW, SPLIT, ALIGN, BLOCK_B
+    )
     begin, pages, length = listed_pages(sequence, kv_indptr, kv_last_page_len, listed, PAGE)
     low = _first_seen(length, window, WINDOW)
     first = low // PAGE
-    size = pages
-    if SPLIT:
-        size = _piece_size(pages - first, most, ALIGN)
-        if (piece > 0) & (piece * size >= pages - first):
-            return
+    size = _piece_size(pages - first, most, ALIGN) if SPLIT else pages - first
+    if (piece > 0) & (piece * size >= pages - first):
+        return
     start = (first + piece * size) * PAGE
     end = tl.minimum(start + size * PAGE, length)
 
@@ -154,10 +168,7 @@ def decode(
         ids = ids_of_tile(kv_indices, at + BLOCK_N, end, PAGE, IDS)
         tile = gathered(k, k_rows, inside, k_column, WIDTH, BLOCK_D, LANE)
         logits = tl.dot(rows, tile.T, input_precision="ieee")
-        factor = scale
-        if CAP:
-            logits = capped(logits * scale, cap)
-            factor = 1.0
+        logits, factor = _scaled(logits, scale, cap, CAP)
         if (at + BLOCK_N > end) | (at < low):
             seen = (key < end) & (key >= low)
             logits = tl.where(seen[None, :], logits, float("-inf"))
@@ -167,13 +178,12 @@ def decode(
         sums = tl.dot(weights.to(tile.dtype), tile, sums, input_precision="ieee")
 
     row = sequence.to(tl.int64) * heads + head
-    if SPLIT:
-        if size < pages - first:
-            _store_piece(parts, sums, top, total, slot, heads, groups, head, exists, WIDTH_V, BLOCK_V)
-        else:
-            _store(out, sums, total, row, exists, WIDTH_V, BLOCK_V)
-    else:
+    if size >= pages - first:
         _store(out, sums, total, row, exists, WIDTH_V, BLOCK_V)
+    elif SPLIT:
+        row = slot.to(tl.int64) * heads + head
+        slots = tl.num_programs(0) // groups
+        _store_piece(parts, sums, top, total, row, slots * heads, exists, WIDTH_V, BLOCK_V)
 
 
 @kernel(unaligned=("kv_indptr", "kv_last_page_len"))
@@ -187,17 +197,14 @@ def unite(
 ) -> None:  # fmt: skip
     """Sum the pieces of one sequence and head, BLOCK_P at a time; arguments are as in `decode`."""
     sequence, head = tl.program_id(0) // heads, tl.program_id(0) % heads
-    most = _largest_piece(kv_indptr, batch, share, pieces, WINDOW, True, ALIGN)
+    most = _largest_piece(kv_indptr, batch, share, pieces, WINDOW, ALIGN)
     _, pages, length = listed_pages(sequence, kv_indptr, kv_last_page_len, listed, PAGE)
     pages -= _first_seen(length, window, WINDOW) // PAGE
     size = _piece_size(pages, most, ALIGN)
     count = tl.cdiv(pages, size)
     if count <= 1:
         return
-    if WINDOW:
-        first = sequence * pieces
-    else:
-        first = sequence + tl.load(kv_indptr + sequence) // most
+    first = sequence * pieces if WINDOW else sequence + tl.load(kv_indptr + sequence) // most
     stats = parts + slots.to(tl.int64) * heads * WIDTH_V
     columns = tl.arange(0, BLOCK_V)
     sums = tl.zeros([BLOCK_V], tl.float32)

@@ -62,7 +62,7 @@ def pages_of_keys(
     found: tl.tuple, ids: tl.tensor, key: tl.tensor, start: tl.tensor, end: tl.tensor,
     total: tl.tensor, PAGE: tl.constexpr, IDS: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """Give the page of each key of a tile, one that exists, by what `ids_of_tile` found if anything."""
+    """Give the page of each key of a tile, one that exists, by what `ids_of_tile` found."""
     if IDS == 0:
         page = tl.load(ids + key // PAGE, mask=key < end, other=0)
     else:
