@@ -46,9 +46,10 @@ def run(configs: bool = False, no_peers: bool = False, only: str = "") -> dict[s
     """
     device = _measure.device_here()
     report: dict[str, Any] = {"benchmark": "paged", **_measure.machine(device), "rows": []}
-    report["ahead"] = _compile_configs(device) if configs else []
+    on_gpu = device.type == "cuda"
+    report["ahead"] = _compile_configs() if configs and on_gpu else []
     report["copy_tb_s"] = _measure.copy_rate(device)
-    cases = (*DECODES, *([] if configs else OTHERS)) if device.type == "cuda" else SMALL
+    cases = (*DECODES, *([] if configs else OTHERS)) if on_gpu else SMALL
     with torch.no_grad():
         for case in cases:
             if only in f"{case.op} {case.name}" and (configs or case.op in catalogue()):
@@ -118,7 +119,7 @@ def _config_calls(args: Args) -> dict[str, Call | str]:
     }
 
 
-def _compile_configs(device: torch.device) -> list[str]:
+def _compile_configs() -> list[str]:
     numbers = range(len(importlib.import_module(_DECODE).CONFIGS))
     return compile_ahead(compile_config, numbers, max((os.cpu_count() or 1) - 2, 1), AHEAD_SECONDS)
 
