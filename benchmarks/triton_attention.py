@@ -163,7 +163,7 @@ def _tensors(case: Case, device: str, odd: bool, seed: int = 0) -> tuple[Tensor,
     return made[0], made[1], made[2]
 
 
-def _exact(case: Case, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def exact(case: Case, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Give output and LSE in float64, and how far from them a kernel may be."""
     group = case.heads // case.kv_heads
     wide_q = q.double().transpose(1, 2)
@@ -287,7 +287,7 @@ def check(pairs: list[tuple[Case, Candidate]], report: Any) -> None:
         report.put(("start", str(case), str(candidate)))
         try:
             q, k, v = _tensors(case, _DEVICE, odd=case.head_dim % 8 == 0)
-            want, want_lse, bound, lse_bound = _exact(case, q, k, v)
+            want, want_lse, bound, lse_bound = exact(case, q, k, v)
             shape = (case.batch, case.queries, case.heads, case.value_dim or case.head_dim)
             with _forced(candidate):
                 run = _ours(case)

@@ -7,10 +7,12 @@ from typing import Literal
 
 __all__ = [
     "AttentionContract",
+    "CacheContract",
     "Contract",
     "GateContract",
     "MergeContract",
     "NormContract",
+    "RaggedAttentionContract",
     "RopeContract",
 ]
 
@@ -93,6 +95,35 @@ class AttentionContract(Contract):
     soft_cap: Literal["before_mask"] = "before_mask"
     masked_nan: Literal["may_propagate", "ignored"] = "may_propagate"
     p_dtype: Literal["float32", "input"] = "input"
+
+
+@dataclass(frozen=True)
+class RaggedAttentionContract(AttentionContract):
+    """Promises of attention over sequences of different lengths, packed or in pages.
+
+    Attributes:
+        padding_row: A row of queries behind the last sequence attends to nothing.
+        unread: Rows and slots behind a sequence's end, and pages that no sequence lists, never
+            influence a result, NaN or not.
+    """
+
+    padding_row: Literal["zero_and_minus_inf"] = "zero_and_minus_inf"
+    unread: Literal["ignored"] = "ignored"
+
+
+@dataclass(frozen=True)
+class CacheContract(Contract):
+    """Promises of writing into a cache.
+
+    Attributes:
+        negative_slot: What happens to a row with a negative slot.
+        repeated_slot: Which of several rows with one slot is found there afterwards.
+        others: What happens to slots that no row names.
+    """
+
+    negative_slot: Literal["skipped"] = "skipped"
+    repeated_slot: Literal["undefined"] = "undefined"
+    others: Literal["unchanged"] = "unchanged"
 
 
 @dataclass(frozen=True)

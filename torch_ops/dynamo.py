@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch._C._dynamo import eval_frame as _eval_frame
 
-__all__ = ["depend", "mark_dynamic", "skip", "traced_otherwise", "tracing"]
+__all__ = ["depend", "mark_dynamic", "skip", "traced_otherwise", "tracing", "watched"]
 
 _SKIP = _eval_frame._FrameExecStrategy(_eval_frame._FrameAction.SKIP, _eval_frame._FrameAction.SKIP)
 _ATTRIBUTE = "_torch_ops_dependency"
@@ -38,6 +38,11 @@ def traced_otherwise() -> bool:
     `torch.compiler.is_compiling` is a flag of the whole process, and another thread may compile.
     """
     return torch.compiler.is_compiling() and (tracing() or _modes() > 0)
+
+
+def watched(tensor: torch.Tensor) -> bool:
+    """Whether reading a tensor's data would fail or be recorded: a fake one, or under a mode."""
+    return type(tensor) is not torch.Tensor or _modes() > 0
 
 
 skip(traced_otherwise.__code__)  # compiled by itself it would be a constant

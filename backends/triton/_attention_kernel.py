@@ -6,9 +6,9 @@ import triton.language as tl
 
 from ._launch import device_function, kernel
 
-__all__ = ["attend"]
+__all__ = ["LN_2", "attend", "capped", "limits", "masked", "store", "weigh"]
 
-_LN_2 = tl.constexpr(0.6931471805599453)
+LN_2 = tl.constexpr(0.6931471805599453)
 
 
 @device_function
@@ -36,7 +36,7 @@ def _local(
 
 
 @device_function
-def _limits(
+def limits(
     first: tl.tensor, last: tl.tensor, keys: tl.tensor, window: tl.tensor,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, BLOCK_N: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
@@ -61,7 +61,7 @@ def _limits(
 
 
 @device_function
-def _capped(logits: tl.tensor, cap: tl.tensor) -> tl.tensor:
+def capped(logits: tl.tensor, cap: tl.tensor) -> tl.tensor:
     """Give ``cap * tanh(logits * ln(2) / 2)``; 1 - t is exact where tanh is small."""
     t = tl.exp2(-tl.abs(logits))
     size = cap * ((1.0 - t) / (1.0 + t))
@@ -69,7 +69,7 @@ def _capped(logits: tl.tensor, cap: tl.tensor) -> tl.tensor:
 
 
 @device_function
-def _masked(
+def masked(
     logits: tl.tensor, start: tl.tensor, place: tl.tensor, keys: tl.tensor, window: tl.tensor,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, BLOCK_N: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
@@ -84,7 +84,7 @@ def _masked(
 
 
 @device_function
-def _weigh(
+def weigh(
     logits: tl.tensor, scale: tl.tensor, top: tl.tensor, total: tl.tensor, SHIFT: tl.constexpr
 ) -> tl.tensor:
     """Give weights, what earlier ones shrink by, and the new maximum and sum of each row."""
@@ -96,7 +96,7 @@ def _weigh(
 
 
 @device_function
-def _store(
+def store(
     sums: tl.tensor, top: tl.tensor, total: tl.tensor, out: tl.tensor, lse: tl.tensor,
     at: tl.tensor, inside: tl.tensor,
     LSE: tl.constexpr, SHIFT: tl.constexpr, WIDTH: tl.constexpr, BLOCK_V: tl.constexpr,
@@ -112,7 +112,7 @@ def _store(
     tl.store(out + at[:, None] * WIDTH + columns[None, :], sums.to(out.dtype.element_ty), mask=mask)
     if LSE:
         # Undone before the logarithm: a sum of 14 and a small one would lose what the LSE may err.
-        value = tl.where(empty, float("-inf"), (top + tl.log2(total * 2.0**-SHIFT)) * _LN_2)
+        value = tl.where(empty, float("-inf"), (top + tl.log2(total * 2.0**-SHIFT)) * LN_2)
         tl.store(lse + at, value, mask=inside)
 
 
@@ -173,7 +173,7 @@ def attend(
     place = query + shift
     first = block * BLOCK_M // PACK + shift
     last = tl.minimum((block * BLOCK_M + BLOCK_M - 1) // PACK, queries - 1) + shift
-    low, high, left, right = _limits(first, last, keys, window, CAUSAL, WINDOW, BLOCK_N)
+    low, high, left, right = limits(first, last, keys, window, CAUSAL, WINDOW, BLOCK_N)
     sums = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     top = tl.full([BLOCK_M], float("-inf"), tl.float32)
@@ -182,13 +182,13 @@ def attend(
         logits = tl.dot(rows, tile.T, input_precision="ieee")
         factor = scale
         if CAP:
-            logits = _capped(logits * scale, cap)
+            logits = capped(logits * scale, cap)
             factor = 1.0
         if (start >= right) | (start < left):
-            logits = _masked(logits, start, place, keys, window, CAUSAL, WINDOW, BLOCK_N)
-        weights, shrink, top, total = _weigh(logits, factor, top, total, SHIFT)
+            logits = masked(logits, start, place, keys, window, CAUSAL, WINDOW, BLOCK_N)
+        weights, shrink, top, total = weigh(logits, factor, top, total, SHIFT)
         tile = _tile(v, v_local, v_row * LANE, start, keys, WIDTH_V, BLOCK_V, BLOCK_N)
         sums = sums * shrink[:, None]
         sums = tl.dot(weights.to(tile.dtype), tile, sums, input_precision="ieee")
     at = (batch.to(tl.int64) * queries + query) * (slots_of_batch * PACK) + member
-    _store(sums, top, total, out, lse, at, inside, LSE, SHIFT, WIDTH_V, BLOCK_V)
+    store(sums, top, total, out, lse, at, inside, LSE, SHIFT, WIDTH_V, BLOCK_V)

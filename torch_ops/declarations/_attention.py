@@ -8,7 +8,7 @@ from torch import Tensor
 from torch_ops import checks
 from torch_ops.declarations._shared import accumulation_dtype
 
-__all__ = ["check", "mask", "reference"]
+__all__ = ["attend", "check", "check_heads", "check_numbers", "mask", "reference"]
 
 _LARGEST = torch.finfo(torch.float32).max
 
@@ -38,8 +38,21 @@ def reference(
     logits_soft_cap: float,
 ) -> tuple[Tensor, Tensor]:
     """Attend in the accumulation dtype; gives ``[B, S, H, Dv]`` and the LSE ``[B, S, H]``."""
+    seen = mask(q.shape[1], k.shape[1], is_causal, window_left, q.device)
+    return attend(q, k, v, seen, scale, logits_soft_cap)
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    seen: Tensor | None,
+    scale: float | None,
+    logits_soft_cap: float,
+) -> tuple[Tensor, Tensor]:
+    """Attend under a mask that broadcasts to ``[B, K, H / K, S_q, S_kv]``, True where seen."""
     batch, queries, heads, head_dim = q.shape
-    keys, kv_heads = k.shape[1], k.shape[2]
+    kv_heads = k.shape[2]
     # Copies: a BLAS result depends on the alignment of its operands, a view's may be any.
     wide_q, wide_k, wide_v = (
         t.to(
@@ -52,7 +65,6 @@ def reference(
     logits = logits * (head_dim**-0.5 if scale is None else scale)
     if logits_soft_cap > 0:
         logits = logits_soft_cap * torch.tanh(logits / logits_soft_cap)
-    seen = mask(queries, keys, is_causal, window_left, q.device)
     if seen is not None:
         logits = logits.masked_fill(~seen, float("-inf"))
     lse = torch.logsumexp(logits, -1, keepdim=True)
@@ -81,11 +93,24 @@ def check(
     if v.dim() != 4 or v.shape[:3] != k.shape[:3]:
         wanted = f"{[*k.shape[:3], 'D']}, B, S_kv and K of 'k'"
         checks.refuse(op, "v", f"of shape {list(v.shape)}", wanted)
-    kv_heads = k.shape[2]
-    if heads % kv_heads if kv_heads else heads:
-        checks.refuse(op, "k", f"of {kv_heads} heads", f"a divisor of the {heads} heads of 'q'")
+    check_heads(op, "k", heads, k.shape[2])
     checks.like(op, "k", k, q, "q")
     checks.like(op, "v", v, q, "q")
+    check_numbers(op, head_dim, scale, window_left, logits_soft_cap)
+
+
+def check_heads(op: str, argument: str, heads: int, kv_heads: int) -> None:
+    """Refuse key heads that the query heads can't be shared out to."""
+    if heads % kv_heads if kv_heads else heads:
+        checks.refuse(
+            op, argument, f"of {kv_heads} heads", f"a divisor of the {heads} heads of 'q'"
+        )
+
+
+def check_numbers(
+    op: str, head_dim: int, scale: float | None, window_left: int, logits_soft_cap: float
+) -> None:
+    """Refuse numbers out of range."""
     if scale is None:
         if not head_dim:
             checks.refuse(op, "scale", "None for heads of no elements", "a number where D is 0")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -32,7 +34,7 @@ def build(spec: Spec, device: torch.device | str = "cpu") -> Arguments:
     out: Arguments = {}
     for name in proof.arguments:
         if name in operands:
-            host = make(operands[name], shapes[name], f"{spec.seed}/{name}")
+            host = make(operands[name], shapes[name], f"{spec.seed}/{name}", filler(spec, name))
             out[name] = to_device(host, torch.device(device))
         elif name in params:
             out[name] = params[name]
@@ -41,7 +43,18 @@ def build(spec: Spec, device: torch.device | str = "cpu") -> Arguments:
     return out
 
 
-def make(operand: Operand, shape: tuple[int, ...], key: str) -> Tensor:
+def filler(spec: Spec, name: str) -> Callable[[Tensor], Tensor] | None:
+    """What the proof makes of the content of one argument, None where that is left as it is."""
+    fill = proof_of(spec.op).fill
+    return None if fill is None else functools.partial(fill, spec, name)
+
+
+def make(
+    operand: Operand,
+    shape: tuple[int, ...],
+    key: str,
+    fill: Callable[[Tensor], Tensor] | None = None,
+) -> Tensor:
     """Makes one tensor on the CPU; `key` is what its content is drawn from."""
     generator = torch.Generator().manual_seed(zlib.crc32(key.encode()))
     dtype = getattr(torch, operand.dtype)
@@ -54,7 +67,7 @@ def make(operand: Operand, shape: tuple[int, ...], key: str) -> Tensor:
         accepted = sorted([*values.REGIMES, *values.INDEX_REGIMES])
         msg = f"build: regime: received {operand.regime!r}, accepted {accepted}"
         raise ValueError(msg)
-    return layouts.place(content, operand.layout)
+    return layouts.place(content if fill is None else fill(content), operand.layout)
 
 
 def to_device(host: Tensor, device: torch.device) -> Tensor:

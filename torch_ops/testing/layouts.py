@@ -80,6 +80,12 @@ def _int64_stride(values: Tensor) -> Tensor:
     return values.clone().as_strided(values.shape, strides)
 
 
+def _heads_first(values: Tensor) -> Tensor:
+    """A cache whose pages hold one head after the other."""
+    swapped = values.transpose(1, 2)
+    return _fill(_buffer(values, swapped.shape).transpose(1, 2), values)
+
+
 _PLACE: dict[str, Callable[[Tensor], Tensor]] = {
     "contig": _contig,
     "row_stride": _row_stride,
@@ -93,7 +99,15 @@ _PLACE: dict[str, Callable[[Tensor], Tensor]] = {
     "int64_stride": _int64_stride,
 }
 LAYOUTS = tuple(_PLACE)
-_MIN_RANK = {"transposed": 2, "unbind": 1, "row_stride": 1, "step2": 1, "qkv_split": 1}
+_PLACE["heads_first"] = _heads_first  # of caches alone
+_MIN_RANK = {
+    "heads_first": 3,
+    "transposed": 2,
+    "unbind": 1,
+    "row_stride": 1,
+    "step2": 1,
+    "qkv_split": 1,
+}
 
 
 def fits(layout: str, shape: tuple[int, ...], *, mutated: bool = False) -> bool:
@@ -116,7 +130,7 @@ def place(values: Tensor, layout: str) -> Tensor:
         ValueError: No such layout, or it doesn't exist for this shape.
     """
     if layout not in _PLACE:
-        msg = f"place: layout: received {layout!r}, accepted {LAYOUTS}"
+        msg = f"place: layout: received {layout!r}, accepted {tuple(_PLACE)}"
         raise ValueError(msg)
     shape = tuple(values.shape)
     if not fits(layout, shape):

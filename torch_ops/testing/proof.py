@@ -131,6 +131,9 @@ class Proof:
         oracle: Exact outputs and bounds, from contiguous arguments and the contract.
         laws: The op's laws.
         mutants: Planted faults; every law kills at least three.
+        fill: Content of a tensor argument where it isn't what its operand says alone: takes the
+            Spec, the argument's name and the content that the operand gives. Tables are made so,
+            and what no kernel may read.
         mutates: Arguments that the op writes; they are its outputs.
         cost: Divides the number of examples, for ops whose oracle is slow.
     """
@@ -147,6 +150,7 @@ class Proof:
     oracle: Callable[[Arguments, Any], tuple[Output, ...]]
     laws: tuple[Law, ...]
     mutants: tuple[Mutant, ...]
+    fill: Callable[[Spec, str, Tensor], Tensor] | None = None
     mutates: tuple[str, ...] = ()
     cost: int = 1
 

@@ -1,0 +1,282 @@
+"""Paged decode in Triton: how sequences are cut, tile sizes, and the launches."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torch_ops.platform import Platform
+
+from ._attention import shared_memory
+from ._launch import Variant
+from ._paged_decode_kernel import decode, unite
+from ._rows import power_of_two
+
+__all__ = ["CONFIGS", "Config", "config", "forward"]
+
+_LOG2_E = math.log2(math.e)
+_BYTES = 16
+_SMALL_WEIGHTS = 14.0  # as in dense attention: room for what is summed in float16
+_SEQUENCES = 512  # looked through at once for the owner of a piece
+_UNITED = 16  # pieces that are summed at once
+_IDS = 8  # pages of a tile whose ids are loaded one by one
+_LONGEST = 2**31 - 1
+_INTERPRETED_MULTIPROCESSORS = 4
+
+
+class Config(NamedTuple):
+    """How a call is cut into programs.
+
+    Attributes:
+        block_n: Keys of a step.
+        warps: Warps of a program.
+        stages: Steps whose keys and values are in flight.
+        programs: For each multiprocessor: how many programs long sequences are cut into.
+        least: Steps that a piece has at least.
+    """
+
+    block_n: int
+    warps: int
+    stages: int
+    programs: int
+    least: int
+
+
+# What `python -m benchmarks paged --configs` compares on a GPU.
+CONFIGS = tuple(
+    Config(*numbers)
+    for numbers in (
+        (64, 4, 3, 8, 4), (64, 4, 3, 16, 4), (64, 4, 3, 4, 4), (64, 4, 2, 12, 4), (64, 4, 4, 8, 4),
+        (32, 4, 3, 16, 4), (32, 4, 4, 12, 4), (32, 2, 3, 16, 4), (32, 2, 4, 16, 4),
+        (64, 2, 3, 8, 4), (64, 8, 3, 8, 4), (128, 4, 2, 8, 2), (128, 8, 2, 8, 2), (16, 2, 4, 32, 8),
+    )
+)  # fmt: skip
+
+
+def config(arch: str | None, itemsize: int, width: int, lane: int) -> Config:
+    """Choose tile sizes.
+
+    Args:
+        arch: ``"sm_90"``, ``"gfx942"``, None for the interpreter.
+        itemsize: Bytes of an element.
+        width: Padded length of a head, the longer one of keys' and values'.
+        lane: Elements that are loaded at once.
+    """
+    if arch is None:
+        return Config(64, 4, 1, 4, 1)
+    if itemsize == 4 or lane == 1 or arch.startswith("gfx"):
+        return Config(32 if width <= 128 else 16, 4, 1, 8, 4)
+    chosen = Config(64, 4, 3, 8, 4)
+    while 2 * chosen.stages * chosen.block_n * width * itemsize > shared_memory(arch) // 2:
+        chosen = chosen._replace(block_n=chosen.block_n // 2, least=2 * chosen.least)
+    return chosen
+
+
+class Call(NamedTuple):
+    """All that a plan depends on.
+
+    Attributes:
+        shapes, strides: Those of queries and caches.
+        dtype: Of all of them.
+        device: Index of the GPU, -1 on a CPU.
+        scale, window_left, logits_soft_cap: Arguments of the op; the scale is positive.
+        aligned: Whether all addresses are multiples of 16 bytes.
+        chosen: Tile sizes, None for those of `config`.
+    """
+
+    shapes: tuple[Sequence[int], ...]
+    strides: tuple[Sequence[int], ...]
+    dtype: torch.dtype
+    device: int
+    scale: float
+    window_left: int
+    logits_soft_cap: float
+    aligned: bool
+    chosen: Config | None
+
+
+def forward(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    kv_indptr: Tensor,
+    kv_indices: Tensor,
+    kv_last_page_len: Tensor,
+    scale: float | None,
+    window_left: int,
+    logits_soft_cap: float,
+    chosen: Config | None = None,
+) -> Tensor:
+    """Attend; ``chosen`` are tile sizes other than those of `config`."""
+    out = q.new_empty((*q.shape[:2], v_cache.shape[3]))
+    if not out.numel() or not k_cache.numel() or not kv_indices.numel():
+        return out.zero_()
+    if scale is None:
+        scale = q.shape[2] ** -0.5
+    elif scale <= 0:  # scaled logits are largest where logits are for positive ones alone
+        q, scale = (-q, -scale) if scale else (q * 0, 1.0)
+    call = Call(
+        (q.shape, k_cache.shape, v_cache.shape),
+        (q.stride(), k_cache.stride(), v_cache.stride()),
+        q.dtype, q.get_device(), scale, window_left, logits_soft_cap,
+        (q.data_ptr() | k_cache.data_ptr() | v_cache.data_ptr()) % _BYTES == 0, chosen,
+    )  # fmt: skip
+    table = (kv_indptr.contiguous(), kv_indices.contiguous(), kv_last_page_len.contiguous())
+    _plan(call)(q, k_cache, v_cache, table, out)
+    return out
+
+
+class Cut(NamedTuple):
+    """Into how many pieces sequences are cut; numbers of `decode`.
+
+    Attributes:
+        share: The fewest pages that a piece is cut to; of windows, the most.
+        pieces: How many pieces all sequences are cut into, about; of windows, those of each.
+        slots: Room for pieces of all sequences; one a sequence where none is cut.
+    """
+
+    share: int
+    pieces: int
+    slots: int
+
+
+def cut(batch: int, listed: int, span: int, share: int, pieces: int, align: int) -> Cut:
+    """Cut sequences by what is known without reading the page table.
+
+    Args:
+        batch: Sequences.
+        listed: Length of kv_indices: all sequences together have no more pages.
+        span: Pages that a window touches at most, 0 without one.
+        share: The fewest pages of a piece.
+        pieces: How many pieces are wanted.
+        align: Pieces are multiples of this many pages.
+    """
+    if not span:
+        return Cut(share, pieces, batch + (min(pieces, listed // share) if listed > share else 0))
+    span = min(span, listed)
+    wanted = -(-pieces // batch)
+    most = max(share, -(-span // (wanted * align)) * align)
+    return Cut(most, -(-span // most), batch * -(-span // most))
+
+
+class _Plan:
+    """How calls of one shape are launched, whatever the length of the page table."""
+
+    def __init__(self, call: Call) -> None:
+        (self._batch, self._heads, head_dim), (pages, page, kv_heads, _), shape = call.shapes
+        lane = _lane(call)
+        group, self._value_dim = self._heads // kv_heads, shape[3]
+        chosen = call.chosen or _config(call.dtype, max(head_dim, shape[3]), lane, call.device)
+        block_m = max(16, min(power_of_two(group), 64))
+        self._groups = kv_heads * -(-group // block_m)
+        self._align = align = max(1, chosen.block_n // page)
+        self._share = -(-chosen.least * chosen.block_n // (page * align)) * align
+        self._pieces = max(1, chosen.programs * _multiprocessors(call.device) // self._groups)
+        self._span = call.window_left // page + 2 if call.window_left >= 0 else 0
+        capped = call.logits_soft_cap > 0
+        factor = call.scale * (2 * _LOG2_E / call.logits_soft_cap if capped else _LOG2_E)
+        self._window = min(call.window_left, _LONGEST)
+        self._scaling = (factor, call.logits_soft_cap * _LOG2_E, self._window)
+        self._pages = pages
+        self._steps = [step // lane for steps in _steps(call) for step in steps]
+        self._variants = {
+            split: _variants(
+                call.dtype, chosen, (self._span > 0, capped, split),
+                (group, head_dim, shape[3], lane, page, align, _ids(chosen.block_n, page)),
+                block_m, call.device,
+            )
+            for split in (False, True)
+        }  # fmt: skip
+
+    def __call__(
+        self, q: Tensor, k: Tensor, v: Tensor, table: tuple[Tensor, Tensor, Tensor], out: Tensor
+    ) -> None:
+        indptr, indices, last = table
+        listed = indices.shape[0]
+        share, pieces, slots = cut(
+            self._batch, listed, self._span, self._share, self._pieces, self._align
+        )
+        split = slots > self._batch
+        run, unite_pieces = self._variants[split]
+        parts = None
+        if split:
+            size = slots * self._heads * (self._value_dim + 2)
+            parts = q.new_empty(size, dtype=torch.float32)
+        sizes = (self._batch, self._heads, listed)
+        run(
+            slots * self._groups, (q, k, v, indptr, indices, last, out, parts),
+            (*self._scaling, *sizes, self._pages, share, pieces, *self._steps),
+        )  # fmt: skip
+        if split:
+            unite_pieces(
+                self._batch * self._heads, (indptr, last, out, parts),
+                (self._window, *sizes, share, pieces, slots),
+            )  # fmt: skip
+
+
+_plan = functools.lru_cache(maxsize=4096)(_Plan)
+
+
+def _steps(call: Call) -> list[list[int]]:
+    """Give the strides of each tensor, 0 for those of one element."""
+    return [
+        [step if size > 1 else 0 for size, step in zip(shape, steps, strict=True)]
+        for shape, steps in zip(call.shapes, call.strides, strict=True)
+    ]
+
+
+def _lane(call: Call) -> int:
+    """Give how many elements are 16 bytes if all heads start at multiples of that, or else 1."""
+    lane = _BYTES // call.dtype.itemsize
+    for *steps, last in _steps(call):
+        if last > 1 or any(step % lane for step in steps):
+            return 1
+    return lane if call.aligned else 1
+
+
+def _ids(block_n: int, page: int) -> int:
+    """Give how many pages a tile has if they are few and whole, or it is a part of one; else 0."""
+    if page % block_n == 0:
+        return 1
+    return block_n // page if block_n % page == 0 and block_n // page <= _IDS else 0
+
+
+@functools.cache
+def _multiprocessors(device: int) -> int:
+    if device < 0:
+        return _INTERPRETED_MULTIPROCESSORS
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def _config(dtype: torch.dtype, width: int, lane: int, device: int) -> Config:
+    unknown = "gfx" if torch.version.hip else "sm"
+    arch = None if device < 0 else Platform.detect(f"cuda:{device}").arch or unknown
+    return config(arch, dtype.itemsize, max(16, power_of_two(width)), lane)
+
+
+@functools.cache
+def _variants(
+    dtype: torch.dtype, chosen: Config, flags: tuple[bool, bool, bool], sizes: tuple[int, ...],
+    block_m: int, device: int,
+) -> tuple[Variant, Variant]:  # fmt: skip
+    """Give both kernels for a dtype, (windowed, capped, split) and sizes from GROUP to IDS."""
+    head_dim, value_dim, lane, page, align, ids = sizes[1:]
+    block_d, block_v = (max(16, power_of_two(width)) for width in (head_dim, value_dim))
+    shift = _SMALL_WEIGHTS if dtype == torch.float16 else 0.0
+    stages = chosen.stages if ids else 2 * chosen.stages - 1
+    constants = (
+        *flags, shift, *sizes, _SEQUENCES, block_m, chosen.block_n, block_d, block_v, stages,
+    )  # fmt: skip
+    options = {"enable_fp_fusion": True, "num_stages": stages}
+    warp = 64 if torch.version.hip else 32
+    aligned = lane > 1
+    first = decode.variant(constants, chosen.warps * warp, device, aligned=aligned, options=options)
+    last = unite.variant(
+        (flags[0], value_dim, page, align, block_v, _UNITED), 4 * warp, device, aligned=True
+    )
+    return first, last

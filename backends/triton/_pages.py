@@ -1,0 +1,97 @@
+"""Keys and values in pages: which sequence a program serves, and how it reads a tile."""
+
+from __future__ import annotations
+
+import triton.language as tl
+
+from ._launch import device_function
+
+__all__ = ["gathered", "ids_of_tile", "listed_pages", "owner", "pages_of_keys", "rows_of"]
+
+
+@device_function
+def owner(
+    slot: tl.tensor, indptr: tl.tensor, batch: tl.tensor, size: tl.tensor, BLOCK_B: tl.constexpr
+) -> tl.tensor:
+    """Give (sequence, its n-th slot): sequence b has slots from ``b + indptr[b] // size`` on.
+
+    These are enough for pieces of at most ``size`` of what ``indptr`` counts, and one for a
+    sequence of nothing; no sum over earlier sequences is needed to find them.
+    """
+    found = 0
+    for first in range(0, batch, BLOCK_B):
+        sequence = first + tl.arange(0, BLOCK_B)
+        inside = sequence < batch
+        begin = tl.load(indptr + sequence, mask=inside, other=0)
+        reached = begin < (slot - sequence + 1).to(tl.int64) * size
+        found += tl.sum((inside & reached).to(tl.int32), 0)
+    sequence = tl.maximum(found - 1, 0)
+    return sequence, slot - sequence - tl.load(indptr + sequence) // size
+
+
+@device_function
+def listed_pages(
+    sequence: tl.tensor, kv_indptr: tl.tensor, kv_last_page_len: tl.tensor, listed: tl.tensor,
+    PAGE: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """Give where a sequence's page ids start, how many there are, and the number of its keys."""
+    begin = tl.maximum(tl.load(kv_indptr + sequence), 0)
+    pages = tl.maximum(tl.minimum(tl.load(kv_indptr + sequence + 1), listed) - begin, 0)
+    last = tl.minimum(tl.load(kv_last_page_len + sequence), PAGE)
+    return begin, pages, tl.maximum((pages - 1) * PAGE + last, 0)
+
+
+@device_function
+def ids_of_tile(
+    ids: tl.tensor, start: tl.tensor, end: tl.tensor, PAGE: tl.constexpr, IDS: tl.constexpr
+) -> tl.tensor:  # fmt: skip
+    """Load the ids of a tile's pages one by one, 0 from key ``end`` on, a tile ahead of their use.
+
+    A vector of them would be taken for the first load of a chain, which leaves half the stages to
+    keys and values; so would anything that is computed of them before the next tile.
+    """
+    found = ()
+    for number in tl.static_range(IDS):
+        page = tl.load(ids + start // PAGE + number, mask=start + number * PAGE < end, other=0)
+        found = found + (page,)  # noqa: RUF005
+    return found
+
+
+@device_function
+def pages_of_keys(
+    found: tl.tuple, ids: tl.tensor, key: tl.tensor, start: tl.tensor, end: tl.tensor,
+    total: tl.tensor, PAGE: tl.constexpr, IDS: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """Give the page of each key of a tile, one that exists, by what `ids_of_tile` found."""
+    if IDS == 0:
+        page = tl.load(ids + key // PAGE, mask=key < end, other=0)
+    else:
+        page = key * 0 + found[0]
+        for number in tl.static_range(1, IDS):
+            page = tl.where((key - start) // PAGE == number, found[number], page)
+    return tl.minimum(tl.maximum(page, 0), total - 1)
+
+
+@device_function
+def rows_of(
+    key: tl.tensor, pages: tl.tensor, page: tl.tensor, row: tl.tensor,
+    LANE: tl.constexpr, PAGE: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """Give where the rows of keys start, relative to a head of the first page."""
+    within = (key % PAGE).to(tl.int64) * (row * LANE)
+    return pages.to(tl.int64) * (page * LANE) + within
+
+
+@device_function
+def gathered(
+    source: tl.tensor, rows: tl.tensor, inside: tl.tensor, column: tl.tensor,
+    WIDTH: tl.constexpr, BLOCK_W: tl.constexpr, LANE: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """Load rows of keys or values, zeros in place of those that aren't inside."""
+    columns = tl.arange(0, BLOCK_W)[None, :]
+    mask = inside[:, None]
+    if WIDTH != BLOCK_W:
+        mask = mask & (columns < WIDTH)
+    if LANE == 1:
+        columns = columns * column
+    return tl.load(source + rows[:, None] + columns, mask=mask, other=0.0)
