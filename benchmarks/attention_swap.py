@@ -19,6 +19,7 @@ from torch._dynamo.utils import counters
 from torch_ops.attention import Attention, apply_attention_backend_override
 from torch_ops.attention import override_attention_backend as override
 from torch_ops.attention.cache import Cache
+from torch_ops.attention.prepared import Place
 
 LAYERS, HEADS, KV_HEADS, HEAD_DIM = 32, 8, 2, 64
 SEQUENCE = ("torch_flash", "torch_math", "inductor", "torch_flash", "inductor", "torch_math")
@@ -68,7 +69,7 @@ def _count_calls() -> None:
         _calls["n"] += 1
         return run(self, *args)
 
-    Cache.run = counted  # type: ignore[method-assign]
+    Cache.run = counted  # type: ignore[method-assign,assignment]
 
 
 def _steady(call: Callable[[], Any], synchronize: Callable[[], None]) -> float:
@@ -154,8 +155,8 @@ def run() -> dict[str, Any]:
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     layer = _layer(device, dtype)
     apply_attention_backend_override(layer, "torch_flash")
-    place = (layer._anchored()[0], dtype)
-    found = layer._cache.get(layer.backend, *place)
+    place = Place(layer._anchored()[0], dtype)
+    found = layer._cache.get(layer.backend, place)
     assert found is not None
     _prepared = found
     _count_calls()

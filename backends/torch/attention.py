@@ -8,11 +8,15 @@ import torch
 from torch import Tensor
 
 from torch_ops.attention.backend import AttentionBackend
+from torch_ops.attention.calls import PreparedCalls
 from torch_ops.attention.prepared import AttentionSpec, PreparedAttention
 from torch_ops.declarations._attention import mask
 from torch_ops.declarations.attention import attention as _declaration
+from torch_ops.declarations.paged_decode import paged_decode
+from torch_ops.declarations.paged_prefill import paged_prefill
+from torch_ops.declarations.varlen_attention import varlen_attention
 
-__all__ = ["attention", "prepare", "supports"]
+__all__ = ["attention", "prepare", "supports", "supports_paged", "supports_ragged"]
 
 _Flags = tuple[Tensor | None, bool]
 _Kernel = Callable[[Tensor, Tensor, Tensor, _Flags, float], Tensor]
@@ -43,6 +47,17 @@ def supports(
     return None
 
 
+def supports_ragged(
+    spec: AttentionSpec, device: torch.device, dtype: torch.dtype, backend: AttentionBackend
+) -> str | None:
+    if backend is AttentionBackend.TORCH_MATH:
+        return None
+    return "ragged and paged calls (supported: dense ones; torch_math takes them)"
+
+
+supports_paged = supports_ragged
+
+
 def prepare(
     spec: AttentionSpec, device: torch.device, dtype: torch.dtype, backend: AttentionBackend
 ) -> PreparedAttention:
@@ -53,11 +68,18 @@ def prepare(
     return _Pinned(spec, backend, _flash_cuda if device.type == "cuda" else _flash_cpu)
 
 
-class _Pinned(PreparedAttention):
-    """One ATen kernel, given ``[B, heads, S, D]`` views and a mask where its flag won't do."""
+class _Pinned(PreparedCalls):
+    """One ATen kernel, given ``[B, heads, S, D]`` views and a mask where its flag won't do.
+
+    Ragged and paged calls have no kernel of PyTorch's: they run the references.
+    """
+
+    varlen_attention = varlen_attention.reference
+    paged_prefill = paged_prefill.reference
+    paged_decode = paged_decode.reference
 
     def __init__(self, spec: AttentionSpec, backend: AttentionBackend, kernel: _Kernel) -> None:
-        self.spec = spec
+        super().__init__(spec)
         self.backend = backend
         self._kernel = kernel
         self._sign = (spec.scale > 0) - (spec.scale < 0)

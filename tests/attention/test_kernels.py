@@ -13,6 +13,7 @@ from torch import Tensor
 import torch_ops
 from torch_ops.attention import Attention, AttentionBackend, choice
 from torch_ops.attention.choice import refusals
+from torch_ops.attention.prepared import Place
 
 from . import support
 
@@ -38,7 +39,7 @@ def build(backend: str, device: torch.device, dtype: torch.dtype, **options: Any
     """A layer with this backend; skips with the backend's own reason where it can't run here."""
     geometry = {"num_heads": 4, "head_dim": 16, "num_kv_heads": 2} | options
     layer = Attention(**geometry, backend=backend).to(device, dtype)
-    reasons = refusals(layer._rules, AttentionBackend(backend), device, dtype)
+    reasons = refusals(layer._rules, AttentionBackend(backend), Place(device, dtype))
     if reasons:
         assert device.type != "cpu", reasons
         pytest.skip("; ".join(reasons))

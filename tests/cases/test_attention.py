@@ -34,7 +34,7 @@ from torch_ops.attention import (
     override_attention_backend,
 )
 from torch_ops.attention.choice import ORDER, LayerRules, refusals
-from torch_ops.attention.prepared import PreparedAttention
+from torch_ops.attention.prepared import Place, PreparedAttention
 
 REFUSED = torch_ops.AttentionOverrideError
 UNAVAILABLE = torch_ops.BackendUnavailableError
@@ -200,8 +200,8 @@ class TestSelection:
     def test_11_tileops_1841_families_of_other_platforms_are_merely_ineligible(self) -> None:
         layer = Attention(4, 8, 2, supported_backends=list(AttentionBackend))
         assert layer.backend is AttentionBackend.TORCH_FLASH
-        here = torch.device("cpu"), torch.float32
-        reasons = {m: refusals(layer._rules, m, *here) for m in AttentionBackend}
+        here = Place(torch.device("cpu"), torch.float32)
+        reasons = {m: refusals(layer._rules, m, here) for m in AttentionBackend}
         assert reasons[AttentionBackend.TORCH_CUDNN] == ("device cpu (supported: cuda)",)
         assert all(reasons[AttentionBackend(m)] for m in ("flashinfer_fa3", "aiter", "triton"))
         assert not reasons[AttentionBackend.TORCH_MATH]
@@ -283,14 +283,14 @@ class TestSelection:
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
         torch_ops.refresh()
         rules = LayerRules(Attention(4, 64).spec)
-        there = torch.device("cuda", 0), torch.bfloat16
-        (reason,) = refusals(rules, AttentionBackend.TORCH_CUDNN, *there)
+        there = Place(torch.device("cuda", 0), torch.bfloat16)
+        (reason,) = refusals(rules, AttentionBackend.TORCH_CUDNN, there)
         assert reason == "cuDNN needs an NVIDIA GPU"
         for family in ("flashinfer_fa2", "flashinfer_fa3"):
             assert family not in ORDER["rocm"]
-            assert refusals(rules, AttentionBackend(family), *there)
+            assert refusals(rules, AttentionBackend(family), there)
         assert "flashinfer" not in sys.modules
-        assert not refusals(rules, AttentionBackend.TORCH_FLASH, *there)
+        assert not refusals(rules, AttentionBackend.TORCH_FLASH, there)
         assert Attention(4, 64).backend is AttentionBackend.TORCH_FLASH
         monkeypatch.undo()
         torch_ops.refresh()

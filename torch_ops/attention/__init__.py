@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from torch_ops.attention.backend import AttentionBackend
-from torch_ops.attention.layer import Attention, AttentionMetadata
+from torch_ops.attention.layer import Attention
+from torch_ops.attention.metadata import AttentionMetadata
 from torch_ops.attention.override import (
     OverrideReport,
     OverrideToken,

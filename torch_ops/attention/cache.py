@@ -6,29 +6,29 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from torch_ops import once, policy, tracing
 from torch_ops.attention.backend import AttentionBackend
 from torch_ops.attention.choice import LayerRules, MemberChoice, choose_member
-from torch_ops.attention.prepared import PreparedAttention, prepare
+from torch_ops.attention.metadata import AttentionMetadata, Tables
+from torch_ops.attention.prepared import Place, PreparedAttention, prepare
 from torch_ops.errors import BackendUnavailableError, CaptureError
 from torch_ops.once import KernelLoadError
 
 __all__ = ["Cache"]
 
-_Key = tuple[AttentionBackend, torch.device, torch.dtype]
-_Run = Callable[[Tensor, Tensor, Tensor], Tensor]
+_Key = tuple[AttentionBackend, Place]
+_Run = Callable[..., Tensor]
 
 
 class Cache:
-    """A layer's prepared implementations by family, device and dtype."""
+    """A layer's prepared implementations by family and place."""
 
     def __init__(self, rules: LayerRules) -> None:
         self.rules = rules
-        self.seen: set[tuple[torch.device, torch.dtype]] = set()
-        self.last: tuple[torch.device, torch.dtype] | None = None
+        self.seen: set[Place] = set()
+        self.last: Place | None = None
         self._prepared: dict[_Key, PreparedAttention] = {}
         self._judged_in: dict[_Key, int] = {}
         self._plans: tuple[int, dict[Any, _Run]] = (-1, {})
@@ -36,50 +36,62 @@ class Cache:
 
     def run(self, override: AttentionBackend | None, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attend with an override, or else with what is chosen now for the device and dtype."""
+        return self._find(override, Place(q.device, q.dtype))(q, k, v)
+
+    def run_planned(
+        self,
+        override: AttentionBackend | None,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        tables: Tables,
+        metadata: AttentionMetadata,
+    ) -> Tensor:
+        """Attend packed queries likewise, by the tables of a step."""
+        place = Place(q.device, q.dtype, metadata.kind)
+        return self._find(override, place)(q, k, v, tables, metadata)
+
+    def _find(self, override: AttentionBackend | None, place: Place) -> _Run:
         now = policy.generation
         made_in, plans = self._plans
         if made_in != now:
             # One store of both: a plan that is still being made under the old one stays there.
             plans = {}
             self._plans = (now, plans)
-        key = (override, policy.current_scope(), q.device, q.dtype)
+        key = (override, policy.current_scope(), place)
         run = plans.get(key)
         if run is None:
-            run = plans[key] = self._resolve(override, q.device, q.dtype)
-        return run(q, k, v)
+            run = plans[key] = self._resolve(override, place)
+        return run
 
-    def _resolve(
-        self, override: AttentionBackend | None, device: torch.device, dtype: torch.dtype
-    ) -> _Run:
-        self.note((device, dtype))
-        choice = choose_member(self.rules, override, policy.current_scope(), device, dtype)
+    def _resolve(self, override: AttentionBackend | None, place: Place) -> _Run:
+        self.note(place)
+        choice = choose_member(self.rules, override, policy.current_scope(), place)
         try:
-            prepared = self.prepare(choice.member, device, dtype)
+            prepared = self.prepare(choice.member, place)
         except KernelLoadError as error:
             if choice.source != "declared":
                 raise _refused(choice, f"loading it failed: {error}") from error
-            return self._resolve(override, device, dtype)  # a reason against it now
+            return self._resolve(override, place)  # a reason against it now
         if prepared.backend is not choice.member:
             raise _refused(choice, f"resolved to {prepared.backend.value!r}")
-        run = prepared.run if getattr(prepared, "graph_safe", True) else _uncaptured(prepared)
+        run = prepared.run if place.kind == "dense" else _planned(prepared, place)
+        if not getattr(prepared, "graph_safe", True):
+            run = _uncaptured(prepared.backend, run)
         return _traced(run, choice) if tracing.active() else run
 
-    def get(
-        self, member: AttentionBackend, device: torch.device, dtype: torch.dtype
-    ) -> PreparedAttention | None:
+    def get(self, member: AttentionBackend, place: Place) -> PreparedAttention | None:
         """Give what is prepared, or None."""
-        return self._prepared.get((member, device, dtype))
+        return self._prepared.get((member, place))
 
-    def prepare(
-        self, member: AttentionBackend, device: torch.device, dtype: torch.dtype
-    ) -> PreparedAttention:
+    def prepare(self, member: AttentionBackend, place: Place) -> PreparedAttention:
         """Prepare a family unless it is prepared; a result of another family isn't kept.
 
         Raises:
             CaptureError: it isn't prepared and a stream is capturing.
             Exception: whatever the backend raises.
         """
-        key = (member, device, dtype)
+        key = (member, place)
         prepared = self._prepared.get(key)
         if prepared is not None:  # without the lock: another family may be long in the making
             return prepared
@@ -88,25 +100,25 @@ class Cache:
             if prepared is None:
                 if once.capturing():
                     raise CaptureError(
-                        f"Attention backend {member.value!r} is not prepared for {device}, "
-                        f"{dtype}, and a stream is capturing; prepare first: "
+                        f"Attention backend {member.value!r} is not prepared for {place}, "
+                        "and a stream is capturing; prepare first: "
                         "prepare_attention_backend_override(layer, backend), or run it once"
                     )
-                prepared = prepare(member, self.rules.spec, device, dtype)
+                prepared = prepare(member, self.rules.spec, place)
                 if prepared.backend is member:
                     self._prepared[key] = prepared
             return prepared
 
-    def is_ready(self, member: AttentionBackend, device: torch.device, dtype: torch.dtype) -> bool:
+    def is_ready(self, member: AttentionBackend, place: Place) -> bool:
         """Whether a family is prepared and nothing has changed since it was judged fit."""
-        key = (member, device, dtype)
+        key = (member, place)
         return key in self._prepared and self._judged_in.get(key) == policy.generation
 
     def judged(self, key: _Key, generation: int) -> None:
         """Remember that a family was judged fit under a policy's generation."""
         self._judged_in[key] = generation
 
-    def note(self, place: tuple[torch.device, torch.dtype]) -> None:
+    def note(self, place: Place) -> None:
         """Remember where the layer is called, which need not be where it was moved to."""
         self.seen.add(place)
         self.last = place
@@ -139,24 +151,32 @@ def _refused(choice: MemberChoice, reason: str) -> BackendUnavailableError:
     )
 
 
-def _uncaptured(prepared: PreparedAttention) -> _Run:
-    """Refuse to run in a capture what a replay wouldn't run right."""
+def _planned(prepared: PreparedAttention, place: Place) -> _Run:
+    attend = prepared.run_ragged if place.kind == "ragged" else prepared.run_paged
 
-    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        if once.capturing():
-            raise CaptureError(
-                f"Attention backend {prepared.backend.value!r} can't run in a CUDA graph (its "
-                "graph_safe is False), and a stream is capturing; choose another one before the "
-                "capture"
-            )
-        return prepared.run(q, k, v)
+    def run(q: Tensor, k: Tensor, v: Tensor, tables: Tables, metadata: AttentionMetadata) -> Tensor:
+        return attend(q, k, v, tables, metadata.planned(prepared))
 
     return run
 
 
+def _uncaptured(member: AttentionBackend, run: _Run) -> _Run:
+    """Refuse to run in a capture what a replay wouldn't run right."""
+
+    def uncaptured(*args: Any) -> Tensor:
+        if once.capturing():
+            raise CaptureError(
+                f"Attention backend {member.value!r} can't run in a CUDA graph (its graph_safe is "
+                "False), and a stream is capturing; choose another one before the capture"
+            )
+        return run(*args)
+
+    return uncaptured
+
+
 def _traced(run: _Run, choice: MemberChoice) -> _Run:
-    def noted(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        result = run(q, k, v)
+    def noted(*args: Any) -> Tensor:
+        result = run(*args)
         tracing.note("attention", choice.member, choice.source, choice.skipped)
         return result
 

@@ -6,11 +6,9 @@ import logging
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import torch
-
 from torch_ops import policy
 from torch_ops.attention.backend import AttentionBackend, members_of
-from torch_ops.attention.prepared import AttentionSpec, reasons_against
+from torch_ops.attention.prepared import AttentionSpec, Place, reasons_against
 from torch_ops.errors import BackendUnavailableError, NoBackendError, listing
 from torch_ops.platform import Platform
 from torch_ops.selector import Candidate
@@ -60,11 +58,9 @@ class MemberChoice(NamedTuple):
     skipped: tuple[tuple[AttentionBackend, str], ...] = ()
 
 
-def refusals(
-    rules: LayerRules, member: AttentionBackend, device: torch.device, dtype: torch.dtype
-) -> tuple[str, ...]:
+def refusals(rules: LayerRules, member: AttentionBackend, place: Place) -> tuple[str, ...]:
     """Give every reason why a layer can't run a family; empty if it can."""
-    reasons = reasons_against(member, rules.spec, device, dtype)
+    reasons = reasons_against(member, rules.spec, place)
     if rules.supported is not None and member not in rules.supported:
         names = listing(sorted(allowed.value for allowed in rules.supported))
         reasons = (f"not among the layer's supported_backends ({names})", *reasons)
@@ -75,8 +71,7 @@ def choose_member(
     rules: LayerRules,
     override: AttentionBackend | None,
     scope: policy.Scope | None,
-    device: torch.device,
-    dtype: torch.dtype,
+    place: Place,
 ) -> MemberChoice:
     """Choose what a layer runs.
 
@@ -86,7 +81,7 @@ def choose_member(
     """
     fixed = rules.required or override
     if fixed is not None:
-        return MemberChoice(_strict(rules, (fixed,), "layer", device, dtype), "layer")
+        return MemberChoice(_strict(rules, (fixed,), "layer", place), "layer")
     choice = policy.choose("attention", scope)
     if choice.backend is not None:
         family = members_of(choice.backend)
@@ -100,27 +95,26 @@ def choose_member(
                 backend=choice.backend.value,
                 reasons=("serves no attention layers",),
             )
-        return MemberChoice(_strict(rules, family, choice.source, device, dtype), choice.source)
+        return MemberChoice(_strict(rules, family, choice.source, place), choice.source)
     if rules.default is not None:
-        return MemberChoice(_strict(rules, (rules.default,), "layer", device, dtype), "layer")
-    return _by_order(rules, device, dtype)
+        return MemberChoice(_strict(rules, (rules.default,), "layer", place), "layer")
+    return _by_order(rules, place)
 
 
 def _strict(
     rules: LayerRules,
     family: tuple[AttentionBackend, ...],
     source: str,
-    device: torch.device,
-    dtype: torch.dtype,
+    place: Place,
 ) -> AttentionBackend:
-    judged = {member: refusals(rules, member, device, dtype) for member in family}
+    judged = {member: refusals(rules, member, place) for member in family}
     for member, reasons in judged.items():
         if not reasons:
             return member
     lines = [f"    {member.value}  {reason}" for member in judged for reason in judged[member]]
     raise BackendUnavailableError(
         f"Attention: backend {listing([member.value for member in family])}, chosen by {source}, "
-        f"can't serve {rules.spec} on {device}, {dtype}\n"
+        f"can't serve {rules.spec} on {place}\n"
         + "\n".join(lines)
         + "\n  Change what the reasons name, or choose another backend.",
         op="attention",
@@ -129,14 +123,14 @@ def _strict(
     )
 
 
-def _by_order(rules: LayerRules, device: torch.device, dtype: torch.dtype) -> MemberChoice:
-    platform = Platform.detect(device)
+def _by_order(rules: LayerRules, place: Place) -> MemberChoice:
+    platform = Platform.detect(place.device)
     best = policy.tuned.get((platform.device, platform.arch, "attention"))
     tuned = members_of(best) if best is not None else ()
     declared = (AttentionBackend(value) for value in ORDER[platform.device])
     candidates: list[tuple[AttentionBackend, tuple[str, ...]]] = []
     for member in dict.fromkeys((*tuned, *declared)):
-        reasons = refusals(rules, member, device, dtype)
+        reasons = refusals(rules, member, place)
         if not reasons:
             skipped = tuple((other, "; ".join(why)) for other, why in candidates)
             _log_skipped(skipped)
@@ -144,8 +138,8 @@ def _by_order(rules: LayerRules, device: torch.device, dtype: torch.dtype) -> Me
         candidates.append((member, reasons))
     lines = [f"    {member.value}  {reason}" for member, all_ in candidates for reason in all_]
     raise NoBackendError(
-        f"op 'attention' has no backend usable on device {str(device)!r}\n"
-        f"  layer     {rules.spec}, {dtype}\n" + "\n".join(lines) + "\n"
+        f"op 'attention' has no backend usable on device {str(place.device)!r}\n"
+        f"  layer     {rules.spec}, {place.dtype}, {place.kind} calls\n" + "\n".join(lines) + "\n"
         "  Change what the reasons name, or give the layer another supported backend.",
         op="attention",
         candidates=tuple(

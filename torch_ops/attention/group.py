@@ -1,4 +1,4 @@
-"""Which layers are overridden, by interned id, and the operator that reads it from its inputs.
+"""Which layers are overridden, by an interned id that operators read from their inputs.
 
 Layers of one model share a group, and a group has one route: an empty tensor whose size names
 what all of its layers run. A compiled graph reads it once, as an input: a swap is one store, costs
@@ -15,16 +15,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.library import custom_op
 
-from torch_ops import dynamo, policy, runtime
+from torch_ops import dynamo
 from torch_ops.attention.backend import AttentionBackend
 from torch_ops.attention.cache import Cache
-from torch_ops.attention.choice import LayerRules
-from torch_ops.declarations import _attention
-from torch_ops.errors import NotPreparedError, TorchOpsError
+from torch_ops.errors import NotPreparedError
 
-__all__ = ["Group", "State", "default_group", "new_slot", "run_layer"]
+__all__ = ["Group", "State", "default_group", "find", "new_slot"]
 
 _FIRST_ID = 1009  # 0 and 1 are specialised by PyTorch; small ids would be taken for batch sizes
 _KEPT = 64  # routes of a group; going back to one of them replays what was recorded for it
@@ -125,7 +122,12 @@ def new_slot(cache: Cache) -> Tensor:
     return _named(number)
 
 
-def _find(slot: Tensor, route: Tensor) -> tuple[Cache, AttentionBackend | None]:
+def find(slot: Tensor, route: Tensor) -> tuple[Cache, AttentionBackend | None]:
+    """Give the layer that a graph names, and its override in the state that the graph was given.
+
+    Raises:
+        NotPreparedError: there is none of that name.
+    """
     layer, number = slot.shape[0], route.shape[0]
     cache, state = _caches.get(layer), _states.get(number)
     if cache is None or state is None:
@@ -135,54 +137,3 @@ def _find(slot: Tensor, route: Tensor) -> tuple[Cache, AttentionBackend | None]:
             "deleted, or in another process"
         )
     return cache, state.overrides.get(layer)
-
-
-def _check(q: Tensor, k: Tensor, v: Tensor, rules: LayerRules | None) -> None:
-    _attention.check("attention", q, k, v, None, -1, 0.0)
-    if rules is not None:
-        spec = rules.spec
-        wanted = (spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.head_dim)
-        received = (q.shape[2], k.shape[2], q.shape[3], v.shape[3])
-        if received != wanted:
-            raise ValueError(
-                f"Attention: arguments 'q', 'k', 'v' have (heads, kv heads, head_dim, v head_dim) "
-                f"{received} (accepted: {wanted}, as the layer was built)"
-            )
-
-
-def _kernel(q: Tensor, k: Tensor, v: Tensor, slot: Tensor, route: Tensor) -> Tensor:
-    if torch._C.is_grad_enabled() and torch._C._any_requires_grad(q, k, v):
-        raise runtime.refuse_grad("attention")
-    cache, override = _find(slot, route)
-    _check(q, k, v, cache.rules)
-    if q.numel() == 0 or k.numel() == 0:
-        return q.new_zeros(q.shape)  # there is nothing to attend
-    out = cache.run(override, q, k, v)
-    return out if out.is_contiguous() else out.contiguous()  # what the fake promises
-
-
-def _fake(q: Tensor, k: Tensor, v: Tensor, slot: Tensor, route: Tensor) -> Tensor:
-    if torch._C.is_grad_enabled() and torch._C._any_requires_grad(q, k, v):
-        raise runtime.refuse_grad("attention")
-    _check(q, k, v, None)
-    if torch.compiler.is_exporting():  # asked here: traced code is told so by torch 2.11 always
-        raise TorchOpsError(
-            "Attention can't be exported: which kernel runs is known to this process alone. "
-            "Call torch.ops.torch_ops.attention in code that is exported"
-        )
-    dynamo.tag_caches(runtime.fingerprint)
-    runtime.depend(
-        "attention layers", lambda: policy.choose("attention", policy.current_scope()).backend
-    )
-    return q.new_empty(q.shape)
-
-
-def _register() -> Callable[..., Any]:
-    name = "_attention_layer"
-    schema = "(Tensor q, Tensor k, Tensor v, Tensor slot, Tensor route) -> Tensor"
-    custom_op(f"{runtime.NAMESPACE}::{name}", _kernel, mutates_args=(), schema=schema)
-    runtime.install(name, [_kernel, _kernel], _fake, mutates=False)
-    return torch.ops.torch_ops._attention_layer.default
-
-
-run_layer = _register()

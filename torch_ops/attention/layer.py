@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from itertools import repeat
 from typing import Any, Self
 
@@ -14,30 +13,15 @@ from torch import Tensor, nn
 from torch_ops.attention.backend import AttentionBackend
 from torch_ops.attention.cache import Cache
 from torch_ops.attention.choice import LayerRules, choose_member
-from torch_ops.attention.group import Group, default_group, new_slot, run_layer
-from torch_ops.attention.prepared import AttentionSpec
+from torch_ops.attention.group import Group, default_group, new_slot
+from torch_ops.attention.metadata import AttentionMetadata
+from torch_ops.attention.operators import run_layer, run_planned
+from torch_ops.attention.prepared import AttentionSpec, Place
 from torch_ops.errors import listing
 
-__all__ = ["Attention", "AttentionMetadata", "commit", "unite"]
+__all__ = ["Attention", "commit", "unite"]
 
 _PER_OBJECT = ("_cache", "_slot", "_changed_by")
-
-
-@dataclass(frozen=True)
-class AttentionMetadata:
-    """What a ragged or paged call knows beyond its tensors.
-
-    Attributes:
-        qo_indptr: ``[B + 1]`` int32, offsets of the requests' queries.
-        kv_indptr: ``[B + 1]`` int32, offsets of the requests' keys, or of their pages.
-        kv_indices: Int32 page ids, None for ragged calls.
-        kv_last_page_len: ``[B]`` int32, tokens in each last page, None for ragged calls.
-    """
-
-    qo_indptr: Tensor
-    kv_indptr: Tensor
-    kv_indices: Tensor | None = None
-    kv_last_page_len: Tensor | None = None
 
 
 class Attention(nn.Module):
@@ -124,8 +108,7 @@ class Attention(nn.Module):
         Raises:
             BackendUnavailableError, NoBackendError: what that call would raise.
         """
-        device, dtype = self._place()
-        return choose_member(self._rules, self._override, None, device, dtype).member
+        return choose_member(self._rules, self._override, None, self._place()).member
 
     @backend.setter
     def backend(self, value: object) -> None:
@@ -133,21 +116,21 @@ class Attention(nn.Module):
             "Attention.backend is read-only; use torch_ops.attention.override_attention_backend"
         )
 
-    def _place(self) -> tuple[torch.device, torch.dtype]:
+    def _place(self) -> Place:
         """Where the layer was called last, else where it is."""
         if self._cache.last is not None:
             return self._cache.last
         device, dtype = self._anchored()
         if device.type == "meta":  # weights come later, to a device of this machine
             device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        return device, dtype
+        return Place(device, dtype)
 
     def _anchored(self) -> tuple[torch.device, torch.dtype]:
         anchor: Tensor = self._anchor  # type: ignore[assignment]
         return anchor.device, anchor.dtype
 
-    def _places(self) -> set[tuple[torch.device, torch.dtype]]:
-        """Devices and dtypes that an override must be prepared for."""
+    def _places(self) -> set[Place]:
+        """What an override must be prepared for."""
         return set(self._cache.seen) or {self._place()}
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
@@ -163,12 +146,13 @@ class Attention(nn.Module):
         """Attend queries to keys and values.
 
         Args:
-            q: ``[B, S_q, H, D]``, any strides.
-            k, v: ``[B, S_kv, K, D]``, dtype and device of ``q``.
-            metadata: Ragged and paged calls; no backend serves them yet.
+            q: ``[B, S_q, H, D]``, any strides; with metadata packed, ``[T, H, D]``.
+            k, v: ``[B, S_kv, K, D]``, dtype and device of ``q``; packed ``[N, K, D]`` or, where
+                the metadata has pages, caches ``[P, page_size, K, D]``.
+            metadata: Lengths and pages of a ragged or paged call.
 
         Returns:
-            ``[B, S_q, H, D]``, contiguous.
+            As ``q``, contiguous.
 
         Raises:
             TypeError, ValueError: arguments don't fit the layer.
@@ -176,14 +160,20 @@ class Attention(nn.Module):
             NoBackwardError: an input requires grad.
             TorchOpsError: the call is being exported.
         """
-        if metadata is not None:
-            raise ValueError(
-                "Attention: argument 'metadata' is an AttentionMetadata (accepted: None; no "
-                "installed backend serves ragged or paged calls)"
-            )
         if not isinstance(q, Tensor) or not isinstance(k, Tensor) or not isinstance(v, Tensor):
             raise _not_a_tensor(q=q, k=k, v=v)
-        return run_layer(q, k, v, self._slot, self._group.route)
+        if metadata is None:
+            return run_layer(q, k, v, self._slot, self._group.route)
+        if not isinstance(metadata, AttentionMetadata):
+            raise TypeError(
+                f"Attention: argument 'metadata' is a {type(metadata).__name__} (accepted: None or "
+                "an AttentionMetadata)"
+            )
+        tables = metadata.tables
+        return run_planned(
+            q, k, v, tables.qo_indptr, tables.kv_indptr, tables.kv_indices,
+            tables.kv_last_page_len, metadata._step, self._slot, self._group.route,
+        )  # fmt: skip
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(super().__getstate__())  # type: ignore[no-untyped-call]

@@ -118,15 +118,15 @@ def _prepare(layer: Attention, target: AttentionBackend | None) -> tuple[str, ..
         return ()
     reasons: list[str] = []
     generation = policy.generation
-    for device, dtype in sorted(layer._places(), key=str):
-        if layer._cache.is_ready(member, device, dtype):
+    for place in sorted(layer._places(), key=str):
+        if layer._cache.is_ready(member, place):
             continue
-        refused = refusals(layer._rules, member, device, dtype)
+        refused = refusals(layer._rules, member, place)
         reasons += refused
-        if refused or device.type == "meta":
+        if refused or place.device.type == "meta":
             continue
         try:
-            prepared = layer._cache.prepare(member, device, dtype)
+            prepared = layer._cache.prepare(member, place)
         except CaptureError:
             raise
         except Exception as error:  # a backend's fault is a reason: the other layers must not move
@@ -139,7 +139,7 @@ def _prepare(layer: Attention, target: AttentionBackend | None) -> tuple[str, ..
                 "refusing the request instead of silently falling back"
             )
             continue
-        layer._cache.judged((member, device, dtype), generation)
+        layer._cache.judged((member, place), generation)
     return tuple(dict.fromkeys(reasons))
 
 

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from torch_ops import once
 from torch_ops.attention.backend import AttentionBackend, provider_of
+from torch_ops.attention.metadata import AttentionMetadata, Kind, Tables
 from torch_ops.backend import Backend
 from torch_ops.once import KernelLoadError
 from torch_ops.platform import Platform
 from torch_ops.selector import place_reasons
 
-__all__ = ["AttentionSpec", "PreparedAttention", "prepare", "reasons_against"]
+__all__ = ["AttentionSpec", "Place", "PreparedAttention", "prepare", "reasons_against"]
 
 _is_alias_of = torch._C._is_alias_of  # type: ignore[attr-defined]
 
@@ -46,6 +47,18 @@ class AttentionSpec:
     logits_soft_cap: float
 
 
+class Place(NamedTuple):
+    """Where and how a layer is called."""
+
+    device: torch.device
+    dtype: torch.dtype
+    kind: Kind = "dense"
+
+    def __str__(self) -> str:
+        calls = "" if self.kind == "dense" else f", {self.kind} calls"
+        return f"{self.device}, {self.dtype}{calls}"
+
+
 class PreparedAttention:
     """An implementation that is ready to run; a backend's ``prepare`` returns one.
 
@@ -61,34 +74,60 @@ class PreparedAttention:
         """Attend ``[B, S_q, H, D]`` queries to ``[B, S_kv, K, D]`` keys and values."""
         raise NotImplementedError(f"{type(self).__name__} serves no dense calls")
 
+    def run_ragged(
+        self, q: Tensor, k: Tensor, v: Tensor, tables: Tables, plan: Any = None
+    ) -> Tensor:
+        """Attend packed ``[T, H, D]`` queries to ``[N, K, D]`` keys and values."""
+        raise NotImplementedError(f"{type(self).__name__} serves no ragged calls")
 
-def reasons_against(
-    member: AttentionBackend, spec: AttentionSpec, device: torch.device, dtype: torch.dtype
-) -> tuple[str, ...]:
-    """Give every reason why a family can't serve a layer on a device; empty if it can."""
+    def run_paged(
+        self, q: Tensor, k: Tensor, v: Tensor, tables: Tables, plan: Any = None
+    ) -> Tensor:
+        """Attend packed ``[T, H, D]`` queries to caches ``[P, page_size, K, D]``."""
+        raise NotImplementedError(f"{type(self).__name__} serves no paged calls")
+
+    @property
+    def plan_key(self) -> Hashable:
+        """What shares a plan: layers for which `plan` would make the same one."""
+        return self
+
+    def plan(self, metadata: AttentionMetadata, state: Any) -> Any:
+        """Plan a step on the host, outside of graphs.
+
+        Args:
+            metadata: The step's numbers.
+            state: What this returned for the metadata's earlier numbers, None at first. A graph
+                may have captured it: it is brought up to date where it is.
+
+        Returns:
+            What ``run_ragged`` and ``run_paged`` are given.
+        """
+        return None
+
+
+def reasons_against(member: AttentionBackend, spec: AttentionSpec, place: Place) -> tuple[str, ...]:
+    """Give every reason why a family can't serve a layer's calls; empty if it can."""
     package = provider_of(member)
     if package is None:
         return (f"no installed backend serves {member.value!r}",)
     package.refuse_conflict()
-    platform = Platform.detect(device)
+    platform = Platform.detect(place.device)
     reasons = place_reasons("attention", Backend(package.name), package.requires, platform)
     if package.refusal:
         reasons.append(package.refusal)
-    failed = once.failure(_key(member, spec, device, dtype))
+    failed = once.failure(_key(member, spec, place))
     if failed:
         reasons.append(f"loading it failed: {failed}")
     if reasons:
         return tuple(reasons)
     try:
-        reason = _supports(package.module, spec, device, dtype, member)
+        reason = _supports(package.module, spec, place, member)
     except Exception as error:  # whatever a foreign module raises is a reason, kept and shown
         return (f"{package.module}.attention: {type(error).__name__}: {error}",)
     return (reason,) if reason is not None else ()
 
 
-def prepare(
-    member: AttentionBackend, spec: AttentionSpec, device: torch.device, dtype: torch.dtype
-) -> PreparedAttention:
+def prepare(member: AttentionBackend, spec: AttentionSpec, place: Place) -> PreparedAttention:
     """Have a backend prepare a family and run it once on a few zeros.
 
     Raises:
@@ -96,50 +135,45 @@ def prepare(
         Exception: whatever else the backend raises; the caller turns it into a reason.
     """
     try:
-        return _prepare(member, spec, device, dtype)
+        return _prepare(member, spec, place)
     except Exception as error:
         reason = once.load_failure(error)
         if reason is None:
             raise
-        once.fail(_key(member, spec, device, dtype), reason)
+        once.fail(_key(member, spec, place), reason)
         raise KernelLoadError(reason) from error
 
 
-def _key(
-    member: AttentionBackend, spec: AttentionSpec, device: torch.device, dtype: torch.dtype
-) -> Hashable:
-    return ("attention layer", member, spec, device, dtype)
+def _key(member: AttentionBackend, spec: AttentionSpec, place: Place) -> Hashable:
+    return ("attention layer", member, spec, place)
 
 
-def _prepare(
-    member: AttentionBackend, spec: AttentionSpec, device: torch.device, dtype: torch.dtype
-) -> PreparedAttention:
+def _prepare(member: AttentionBackend, spec: AttentionSpec, place: Place) -> PreparedAttention:
     package = provider_of(member)
     if package is None:
         raise LookupError(f"no installed backend serves {member.value!r}")
-    prepared = _call(_module(package.module).prepare, spec, device, dtype, member)
+    prepared = _call(_module(package.module).prepare, spec, place, member)
     if not isinstance(getattr(prepared, "backend", None), AttentionBackend):
         raise TypeError(
             f"prepare() of {package.name!r} must return a PreparedAttention that names its "
             f"AttentionBackend, received {prepared!r}"
         )
     if prepared.backend is member:
-        _first_run(prepared, spec, device, dtype)
+        _first_runs(prepared, spec, place)
     return prepared  # type: ignore[no-any-return]
 
 
 def _supports(
-    package: str,
-    spec: AttentionSpec,
-    device: torch.device,
-    dtype: torch.dtype,
-    member: AttentionBackend,
+    package: str, spec: AttentionSpec, place: Place, member: AttentionBackend
 ) -> str | None:
-    supports = getattr(_module(package), "supports", None)
-    reason = _call(supports, spec, device, dtype, member) if supports is not None else None
+    name = "supports" if place.kind == "dense" else f"supports_{place.kind}"
+    supports = getattr(_module(package), name, None)
+    if supports is None and place.kind != "dense":
+        return f"{place.kind} calls ({member.value} serves dense ones)"
+    reason = _call(supports, spec, place, member) if supports is not None else None
     if reason is None or isinstance(reason, str):
         return reason
-    raise TypeError(f"supports() must return None or a reason, received {reason!r}")
+    raise TypeError(f"{name}() must return None or a reason, received {reason!r}")
 
 
 def _module(package: str) -> Any:
@@ -149,8 +183,7 @@ def _module(package: str) -> Any:
 def _call(
     function: Callable[..., Any],
     spec: AttentionSpec,
-    device: torch.device,
-    dtype: torch.dtype,
+    place: Place,
     member: AttentionBackend,
 ) -> Any:
     """Call ``supports`` or ``prepare``; a package of several families takes which one, too."""
@@ -161,24 +194,54 @@ def _call(
         and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
     ]
     if len(wanted) >= 4:
-        return function(spec, device, dtype, member)
-    return function(spec, device, dtype)
+        return function(spec, place.device, place.dtype, member)
+    return function(spec, place.device, place.dtype)
 
 
-def _first_run(
-    prepared: PreparedAttention, spec: AttentionSpec, device: torch.device, dtype: torch.dtype
-) -> None:
+def _first_runs(prepared: PreparedAttention, spec: AttentionSpec, place: Place) -> None:
     """Let first-call allocations and compiles happen here, outside of any capture."""
-    q = torch.zeros(2, 2, spec.num_heads, spec.head_dim, device=device, dtype=dtype)
-    k = torch.zeros(2, 3, spec.num_kv_heads, spec.head_dim, device=device, dtype=dtype)
-    v = torch.zeros_like(k)
     with torch.no_grad():
-        out = prepared.run(q, k, v)
-    if not isinstance(out, Tensor) or out.shape != q.shape or out.dtype != dtype:
+        if place.kind == "dense":
+            q, k = _zeros(place, (2, 2, spec.num_heads, spec.head_dim)), _keys(spec, place, 2, 3)
+            v = k.clone()
+            _judge(prepared, prepared.run(q, k, v), q, k, v)
+            return
+        for query_lens, kv_lens in (((1, 2), (1, 3)), ((1, 1), (1, 3))):
+            metadata, run = _small(prepared, place, query_lens, kv_lens)
+            q = _zeros(place, (sum(query_lens), spec.num_heads, spec.head_dim))
+            shape = (sum(kv_lens),) if place.kind == "ragged" else (2, 4)
+            k = _keys(spec, place, *shape)
+            v, plan = k.clone(), metadata.planned(prepared)
+            _judge(prepared, run(q, k, v, metadata.tables, plan), q, k, v)
+
+
+def _zeros(place: Place, shape: tuple[int, ...]) -> Tensor:
+    return torch.zeros(shape, device=place.device, dtype=place.dtype)
+
+
+def _keys(spec: AttentionSpec, place: Place, *leading: int) -> Tensor:
+    return _zeros(place, (*leading, spec.num_kv_heads, spec.head_dim))
+
+
+def _small(
+    prepared: PreparedAttention, place: Place, query_lens: Sequence[int], kv_lens: Sequence[int]
+) -> tuple[AttentionMetadata, Callable[..., Tensor]]:
+    if place.kind == "ragged":
+        made = AttentionMetadata.ragged(query_lens, kv_lens, device=place.device)
+        return made, prepared.run_ragged
+    pages, device = ((0,), (1,)), place.device
+    made = AttentionMetadata.paged(
+        query_lens, kv_lens, pages, page_size=4, num_pages=2, device=device
+    )
+    return made, prepared.run_paged
+
+
+def _judge(prepared: PreparedAttention, out: object, q: Tensor, k: Tensor, v: Tensor) -> None:
+    if not isinstance(out, Tensor) or out.shape != q.shape or out.dtype != q.dtype:
         received = f"{out.dtype} {list(out.shape)}" if isinstance(out, Tensor) else repr(out)
         raise TypeError(
             f"run() of {prepared.backend.value!r} returned {received}, "
-            f"expected {dtype} {list(q.shape)}"
+            f"expected {q.dtype} {list(q.shape)}"
         )
     if any(_is_alias_of(out, given) for given in (q, k, v)):
         raise TypeError(

@@ -1,0 +1,291 @@
+"""`AttentionMetadata`: bounds and page table of one step, at addresses that graphs may keep."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from array import array
+from collections.abc import Hashable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn
+
+import torch
+from torch import Tensor
+
+from torch_ops import dynamo, once
+from torch_ops.errors import CaptureError, NotPreparedError, TorchOpsError
+
+if TYPE_CHECKING:
+    from torch_ops.attention.prepared import PreparedAttention
+
+__all__ = ["AttentionMetadata", "Kind", "Tables", "find", "most"]
+
+Kind = Literal["dense", "ragged", "paged"]
+Pages = Sequence[Sequence[int]]
+_OFFSET = 2  # 0 and 1 are specialised by PyTorch
+_ids = itertools.count(1_000_003)  # apart from those of layers: equal sizes share a symbol
+_by_id: weakref.WeakValueDictionary[int, AttentionMetadata] = weakref.WeakValueDictionary()
+
+
+class Tables(NamedTuple):
+    """What a kernel reads of a step.
+
+    Attributes:
+        qo_indptr: ``[B + 1]`` int32, where each sequence's queries begin.
+        kv_indptr: ``[B + 1]`` int32, where each sequence's keys begin, or its pages in
+            ``kv_indices``.
+        kv_indices: ``[max_pages]`` int32, None for ragged calls.
+        kv_last_page_len: ``[B]`` int32, None for ragged calls.
+        max_qo_len: At least the queries of the longest sequence.
+        max_kv_len: At least the keys of the longest sequence.
+    """
+
+    qo_indptr: Tensor
+    kv_indptr: Tensor
+    kv_indices: Tensor | None
+    kv_last_page_len: Tensor | None
+    max_qo_len: int
+    max_kv_len: int
+
+    @property
+    def decodes(self) -> bool:
+        """Whether each sequence has one query, or none and a row of padding."""
+        return self.kv_indices is not None and self.max_qo_len == 1
+
+
+class AttentionMetadata:
+    """Lengths of a step's sequences and, for a paged cache, their pages.
+
+    Made once for each size of batch by `ragged` or `paged`; `plan` then gives it the numbers of
+    the next step where they are, also between replays of a CUDA graph, and plans what backends
+    keep for it.
+
+    Attributes:
+        kind: ``"ragged"`` or ``"paged"``.
+        tables: The device's tensors, and the bounds of lengths.
+        page_size: Tokens of a page, None for ragged calls.
+        query_lens: Queries of each sequence, as planned last.
+        kv_lens: Keys of each sequence, as planned last.
+    """
+
+    def __init__(
+        self,
+        batch: int,
+        max_query_len: int,
+        max_kv_len: int,
+        device: torch.device | str,
+        page_size: int | None = None,
+        num_pages: int = 0,
+        max_pages: int = 0,
+    ) -> None:
+        self.kind: Kind = "ragged" if page_size is None else "paged"
+        self.page_size = page_size
+        self.query_lens: tuple[int, ...] = ()
+        self.kv_lens: tuple[int, ...] = ()
+        self._batch, self._num_pages, self._max_pages = batch, num_pages, max_pages
+        self._plans: dict[Hashable, tuple[PreparedAttention, Any]] = {}
+        paged = page_size is not None
+        sizes = [batch + 1, batch + 1, batch if paged else 0, max_pages]
+        self._buffer = torch.zeros(sum(sizes), dtype=torch.int32, device=device)
+        qo_indptr, kv_indptr, last, indices = self._buffer.split(sizes)
+        self.tables = Tables(
+            qo_indptr,
+            kv_indptr,
+            indices if paged else None,
+            last if paged else None,
+            max_query_len,
+            max_kv_len,
+        )
+        number = next(_ids)
+        with torch.inference_mode(False):
+            shape = (number, max_query_len + _OFFSET, max_kv_len + _OFFSET, 0)
+            self._step = torch.empty(shape, device="cpu", dtype=torch.float32)
+        for dim in range(3):
+            dynamo.mark_dynamic(self._step, dim)
+        _by_id[number] = self
+
+    @classmethod
+    def ragged(
+        cls,
+        query_lens: Sequence[int],
+        kv_lens: Sequence[int] | None = None,
+        *,
+        device: torch.device | str,
+        max_query_len: int | None = None,
+        max_kv_len: int | None = None,
+    ) -> AttentionMetadata:
+        """Describe packed queries ``[T, H, D]`` and keys and values ``[N, K, D]``.
+
+        Args:
+            query_lens: Queries of each sequence; their number is the batch of later plans, too.
+            kv_lens: Keys of each sequence; default as many as queries.
+            device: Where the layer runs.
+            max_query_len: The most queries of a sequence that a plan may name; default those here.
+            max_kv_len: The most keys of a sequence that a plan may name; default those here.
+
+        Raises:
+            ValueError: lengths are negative, or their numbers differ.
+        """
+        keys = query_lens if kv_lens is None else kv_lens
+        bounds = _most(max_query_len, query_lens), _most(max_kv_len, keys)
+        made = cls(len(query_lens), *bounds, device)
+        made.plan(query_lens, keys)
+        return made
+
+    @classmethod
+    def paged(
+        cls,
+        query_lens: Sequence[int],
+        kv_lens: Sequence[int],
+        pages: Pages,
+        *,
+        page_size: int,
+        num_pages: int,
+        device: torch.device | str,
+        max_query_len: int | None = None,
+        max_kv_len: int | None = None,
+        max_pages: int | None = None,
+    ) -> AttentionMetadata:
+        """Describe packed queries ``[T, H, D]`` and caches ``[P, page_size, K, D]``.
+
+        Args:
+            query_lens: Queries of each sequence; their number is the batch of later plans, too.
+                One each, and ``max_query_len`` 1, is a decode step.
+            kv_lens: Keys of each sequence, those of its queries included.
+            pages: Pages of each sequence, in the order of its tokens.
+            page_size: Tokens of a page.
+            num_pages: Pages P of the cache.
+            device: Where the layer runs.
+            max_query_len: The most queries of a sequence that a plan may name; default those here.
+            max_kv_len: The most keys of a sequence that a plan may name; default those here.
+            max_pages: The most pages of all sequences that a plan may name; default those here.
+
+        Raises:
+            ValueError: numbers are out of range, or lengths and pages disagree.
+        """
+        if page_size < 1:
+            _refuse("page_size", page_size, "an int >= 1")
+        bounds = _most(max_query_len, query_lens), _most(max_kv_len, kv_lens)
+        total = sum(map(len, pages)) if max_pages is None else max_pages
+        made = cls(len(query_lens), *bounds, device, page_size, num_pages, total)
+        made.plan(query_lens, kv_lens, pages)
+        return made
+
+    def plan(
+        self, query_lens: Sequence[int], kv_lens: Sequence[int], pages: Pages | None = None
+    ) -> None:
+        """Take the numbers of the next step; the batch may be smaller, the rest is empty then.
+
+        Args:
+            query_lens: Queries of each sequence.
+            kv_lens: Keys of each sequence.
+            pages: Pages of each sequence; None for ragged calls.
+
+        Raises:
+            ValueError: numbers are out of range or beyond what was allocated; nothing changes.
+            CaptureError: a stream is capturing.
+        """
+        if torch.compiler.is_dynamo_compiling() or dynamo.traced_otherwise():
+            raise TorchOpsError("AttentionMetadata.plan can't happen inside traced code")
+        if once.capturing():
+            raise CaptureError(
+                "AttentionMetadata.plan is refused while a stream is capturing; plan before"
+            )
+        rest = self._batch - len(query_lens)
+        lens = self._checked(query_lens, "query_lens"), self._checked(kv_lens, "kv_lens")
+        listed = self._checked_pages(lens[1], pages)
+        bounds = [_indptr(lens[0], rest)]
+        if pages is None:
+            bounds.append(_indptr(lens[1], rest))
+        else:
+            size = self.page_size or 1
+            bounds.append(_indptr([len(own) for own in pages], rest))
+            tails = [(length - 1) % size + 1 if length else 0 for length in lens[1]]
+            bounds.append(array("i", [*tails, *[0] * rest]))
+        numbers = array("i", itertools.chain(*bounds, listed))
+        self._buffer[: len(numbers)].copy_(torch.frombuffer(numbers, dtype=torch.int32))
+        self.query_lens, self.kv_lens = lens
+        for prepared, state in self._plans.values():
+            prepared.plan(self, state)
+
+    @property
+    def pool(self) -> tuple[int, int]:
+        """Pages of the cache, and tokens of a page."""
+        return self._num_pages, self.page_size or 0
+
+    def _checked(self, lens: Sequence[int], name: str) -> tuple[int, ...]:
+        most = self.tables.max_qo_len if name == "query_lens" else self.tables.max_kv_len
+        if len(lens) > self._batch:
+            _refuse(name, f"of {len(lens)} sequences", f"at most {self._batch}, as allocated")
+        for number in lens:
+            if not 0 <= number <= most:
+                _refuse(name, list(lens), f"lengths from 0 to {most}, as allocated")
+        return tuple(map(int, lens))
+
+    def _checked_pages(self, kv_lens: tuple[int, ...], pages: Pages | None) -> Iterable[int]:
+        if (pages is None) == (self.kind == "paged"):
+            _refuse("pages", pages, "lists of pages" if pages is None else "None for ragged calls")
+        if pages is None:
+            return ()
+        size = self.page_size or 1
+        if len(pages) != len(kv_lens):
+            _refuse("pages", f"of {len(pages)} sequences", f"{len(kv_lens)}, as kv_lens")
+        for index, (own, length) in enumerate(zip(pages, kv_lens, strict=True)):
+            if len(own) != -(-length // size):
+                accepted = f"{-(-length // size)} pages of {size} tokens for {length} keys"
+                _refuse(f"pages[{index}]", f"of {len(own)} pages", accepted)
+        listed = array("i", itertools.chain.from_iterable(pages))
+        if len(listed) > self._max_pages:
+            _refuse("pages", f"of {len(listed)} pages", f"at most {self._max_pages}, as allocated")
+        if listed and not (min(listed) >= 0 and max(listed) < self._num_pages):
+            wrong = next(page for page in listed if not 0 <= page < self._num_pages)
+            _refuse("pages", f"with page {wrong}", f"pages 0 to {self._num_pages - 1}")
+        return listed
+
+    def planned(self, prepared: PreparedAttention) -> Any:
+        """Give what a backend has planned for these numbers; plans it at the first call.
+
+        Raises:
+            CaptureError: it isn't planned yet, and a stream is capturing.
+        """
+        found = self._plans.get(prepared.plan_key)
+        if found is None:
+            if once.capturing():
+                raise CaptureError(
+                    f"Attention backend {prepared.backend.value!r} has no plan for this metadata, "
+                    "and a stream is capturing; prepare first: run the layer once before"
+                )
+            found = prepared, prepared.plan(self, None)
+            self._plans[prepared.plan_key] = found
+        return found[1]
+
+
+def find(step: Tensor) -> AttentionMetadata:
+    """Give the metadata that a tensor names in a graph."""
+    metadata = _by_id.get(step.shape[0])
+    if metadata is None:
+        raise NotPreparedError(
+            f"Attention: no metadata has the id {step.shape[0]}; a compiled graph is used after "
+            "its metadata was deleted, or in another process"
+        )
+    return metadata
+
+
+def most(step: Tensor) -> tuple[int, int]:
+    """Give the bounds of query and key lengths that a tensor carries in a graph."""
+    return step.shape[1] - _OFFSET, step.shape[2] - _OFFSET
+
+
+def _most(given: int | None, lens: Sequence[int]) -> int:
+    return max(lens, default=0) if given is None else given
+
+
+def _indptr(lens: Sequence[int], rest: int) -> array[int]:
+    bounds = array("i", itertools.accumulate(lens, initial=0))
+    bounds.extend([bounds[-1]] * rest)
+    return bounds
+
+
+def _refuse(argument: str, received: object, accepted: str) -> NoReturn:
+    raise ValueError(
+        f"AttentionMetadata: argument {argument!r} is {received} (accepted: {accepted})"
+    )
