@@ -81,14 +81,16 @@ def pages_of_keys(
 ) -> tl.tensor:  # fmt: skip
     """Give the page of each key of a tile, one that exists, by what `ids_of_tile` found."""
     if PAGE == 0:
-        return key
-    if IDS == 0:
+        page = key
+    elif IDS == 0:
         page = tl.load(ids + key // PAGE, mask=key < end, other=0)
     else:
         page = key * 0 + found[0]
         for number in tl.static_range(1, IDS):
             page = tl.where((key - start) // PAGE == number, found[number], page)
-    return tl.minimum(tl.maximum(page, 0), total - 1)
+    if PAGE > 0:
+        page = tl.minimum(tl.maximum(page, 0), total - 1)
+    return page
 
 
 @device_function
@@ -98,9 +100,10 @@ def rows_of(
 ) -> tl.tensor:  # fmt: skip
     """Give where the rows of keys start, relative to a head of the first page or first key."""
     if PAGE == 0:
-        return key.to(tl.int64) * (row * LANE)
-    within = (key % PAGE).to(tl.int64) * (row * LANE)
-    return pages.to(tl.int64) * (page * LANE) + within
+        rows = key.to(tl.int64) * (row * LANE)
+    else:
+        rows = pages.to(tl.int64) * (page * LANE) + (key % PAGE).to(tl.int64) * (row * LANE)
+    return rows
 
 
 @device_function
