@@ -6,9 +6,9 @@ import triton.language as tl
 
 from ._launch import device_function, kernel
 
-__all__ = ["LN_2", "attend", "capped", "limits", "masked", "store", "weigh"]
+__all__ = ["attend", "limits", "masked", "scaled", "store", "weigh"]
 
-LN_2 = tl.constexpr(0.6931471805599453)
+_LN_2 = tl.constexpr(0.6931471805599453)
 
 
 @device_function
@@ -61,11 +61,19 @@ def limits(
 
 
 @device_function
-def capped(logits: tl.tensor, cap: tl.tensor) -> tl.tensor:
+def _capped(logits: tl.tensor, cap: tl.tensor) -> tl.tensor:
     """Give ``cap * tanh(logits * ln(2) / 2)``; 1 - t is exact where tanh is small."""
     t = tl.exp2(-tl.abs(logits))
     size = cap * ((1.0 - t) / (1.0 + t))
     return tl.where(logits < 0.0, -size, size)
+
+
+@device_function
+def scaled(logits: tl.tensor, scale: tl.tensor, cap: tl.tensor, CAP: tl.constexpr) -> tl.tensor:
+    """Give logits, capped where wanted, and what takes them to powers of 2."""
+    if CAP:
+        return _capped(logits * scale, cap), 1.0
+    return logits, scale
 
 
 @device_function
@@ -112,7 +120,7 @@ def store(
     tl.store(out + at[:, None] * WIDTH + columns[None, :], sums.to(out.dtype.element_ty), mask=mask)
     if LSE:
         # Undone before the logarithm: a sum of 14 and a small one would lose what the LSE may err.
-        value = tl.where(empty, float("-inf"), (top + tl.log2(total * 2.0**-SHIFT)) * LN_2)
+        value = tl.where(empty, float("-inf"), (top + tl.log2(total * 2.0**-SHIFT)) * _LN_2)
         tl.store(lse + at, value, mask=inside)
 
 
@@ -180,10 +188,7 @@ def attend(
     for start in tl.range(low, high, BLOCK_N, num_stages=STAGES):
         tile = _tile(k, k_local, k_row * LANE, start, keys, WIDTH, BLOCK_D, BLOCK_N)
         logits = tl.dot(rows, tile.T, input_precision="ieee")
-        factor = scale
-        if CAP:
-            logits = capped(logits * scale, cap)
-            factor = 1.0
+        logits, factor = scaled(logits, scale, cap, CAP)
         if (start >= right) | (start < left):
             logits = masked(logits, start, place, keys, window, CAUSAL, WINDOW, BLOCK_N)
         weights, shrink, top, total = weigh(logits, factor, top, total, SHIFT)

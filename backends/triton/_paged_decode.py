@@ -15,6 +15,7 @@ from torch_ops.platform import Platform
 from ._attention import shared_memory
 from ._launch import Variant
 from ._paged_decode_kernel import decode, unite
+from ._pages import id_count, lane_of_steps, steps_of
 from ._rows import power_of_two
 
 __all__ = ["CONFIGS", "Config", "config", "forward"]
@@ -24,7 +25,6 @@ _BYTES = 16
 _SMALL_WEIGHTS = 14.0  # as in dense attention: room for what is summed in float16
 _SEQUENCES = 512  # looked through at once for the owner of a piece
 _UNITED = 16  # pieces that are summed at once
-_IDS = 8  # pages of a tile whose ids are loaded one by one
 _LONGEST = 2**31 - 1
 _INTERPRETED_MULTIPROCESSORS = 4
 
@@ -58,18 +58,17 @@ CONFIGS = tuple(
 )  # fmt: skip
 
 
-def config(arch: str | None, itemsize: int, width: int, lane: int) -> Config:
-    """Choose tile sizes.
+def config(arch: str | None, itemsize: int, width: int) -> Config:
+    """Choose tile sizes; strides are no reason for others, which would sum in another order.
 
     Args:
         arch: ``"sm_90"``, ``"gfx942"``, None for the interpreter.
         itemsize: Bytes of an element.
         width: Padded length of a head, the longer one of keys' and values'.
-        lane: Elements that are loaded at once.
     """
     if arch is None:
         return Config(64, 4, 1, 4, 1)
-    if itemsize == 4 or lane == 1 or arch.startswith("gfx"):
+    if itemsize == 4 or arch.startswith("gfx"):
         return Config(32 if width <= 128 else 16, 4, 1, 8, 4)
     chosen = Config(64, 4, 3, 8, 4)
     while 2 * chosen.stages * chosen.block_n * width * itemsize > shared_memory(arch) // 2:
@@ -169,9 +168,10 @@ class _Plan:
 
     def __init__(self, call: Call) -> None:
         (self._batch, self._heads, head_dim), (pages, page, kv_heads, _), shape = call.shapes
-        lane = _lane(call)
+        steps = steps_of(call.shapes, call.strides)
+        lane = lane_of_steps(steps, call.dtype.itemsize, call.aligned)
         group, self._value_dim = self._heads // kv_heads, shape[3]
-        chosen = call.chosen or _config(call.dtype, max(head_dim, shape[3]), lane, call.device)
+        chosen = call.chosen or _config(call.dtype, max(head_dim, shape[3]), call.device)
         block_m = max(16, min(power_of_two(group), 64))
         self._groups = kv_heads * -(-group // block_m)
         self._align = align = max(1, chosen.block_n // page)
@@ -183,11 +183,11 @@ class _Plan:
         self._window = min(call.window_left, _LONGEST)
         self._scaling = (factor, call.logits_soft_cap * _LOG2_E, self._window)
         self._pages = pages
-        self._steps = [step // lane for steps in _steps(call) for step in steps]
+        self._steps = [step // lane for each in steps for step in each]
         self._variants = {
             split: _variants(
                 call.dtype, chosen, (self._span > 0, capped, split),
-                (group, head_dim, shape[3], lane, page, align, _ids(chosen.block_n, page)),
+                (group, head_dim, shape[3], lane, page, align, id_count(chosen.block_n, page)),
                 block_m, call.device,
             )
             for split in (False, True)
@@ -222,30 +222,6 @@ class _Plan:
 _plan = functools.lru_cache(maxsize=4096)(_Plan)
 
 
-def _steps(call: Call) -> list[list[int]]:
-    """Give the strides of each tensor, 0 for those of one element."""
-    return [
-        [step if size > 1 else 0 for size, step in zip(shape, steps, strict=True)]
-        for shape, steps in zip(call.shapes, call.strides, strict=True)
-    ]
-
-
-def _lane(call: Call) -> int:
-    """Give how many elements are 16 bytes if all heads start at multiples of that, or else 1."""
-    lane = _BYTES // call.dtype.itemsize
-    for *steps, last in _steps(call):
-        if last > 1 or any(step % lane for step in steps):
-            return 1
-    return lane if call.aligned else 1
-
-
-def _ids(block_n: int, page: int) -> int:
-    """Give how many pages a tile has if they are few and whole, or it is a part of one; else 0."""
-    if page % block_n == 0:
-        return 1
-    return block_n // page if block_n % page == 0 and block_n // page <= _IDS else 0
-
-
 @functools.cache
 def _multiprocessors(device: int) -> int:
     if device < 0:
@@ -253,10 +229,10 @@ def _multiprocessors(device: int) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
-def _config(dtype: torch.dtype, width: int, lane: int, device: int) -> Config:
+def _config(dtype: torch.dtype, width: int, device: int) -> Config:
     unknown = "gfx" if torch.version.hip else "sm"
     arch = None if device < 0 else Platform.detect(f"cuda:{device}").arch or unknown
-    return config(arch, dtype.itemsize, max(16, power_of_two(width)), lane)
+    return config(arch, dtype.itemsize, max(16, power_of_two(width)))
 
 
 @functools.cache

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import triton.language as tl
 
-from ._attention_kernel import capped, weigh
+from ._attention_kernel import scaled, weigh
 from ._launch import device_function, kernel
 from ._pages import gathered, ids_of_tile, listed_pages, owner, pages_of_keys, rows_of
 
@@ -46,7 +46,7 @@ def _piece(
     most = _largest_piece(kv_indptr, batch, share, pieces, WINDOW, ALIGN)
     if WINDOW:
         return slot // pieces, slot % pieces, most
-    sequence, piece = owner(slot, kv_indptr, batch, most, BLOCK_B)
+    sequence, piece = owner(slot, kv_indptr, batch, most, 1, BLOCK_B)
     return sequence, piece, most
 
 
@@ -56,14 +56,6 @@ def _first_seen(length: tl.tensor, window: tl.tensor, WINDOW: tl.constexpr) -> t
     if WINDOW:
         low = tl.maximum(length - 1 - window, 0)
     return low
-
-
-@device_function
-def _scaled(logits: tl.tensor, scale: tl.tensor, cap: tl.tensor, CAP: tl.constexpr) -> tl.tensor:
-    """Give logits, capped where wanted, and what takes them to powers of 2."""
-    if CAP:
-        return capped(logits * scale, cap), 1.0
-    return logits, scale
 
 
 @device_function
@@ -168,7 +160,7 @@ def decode(
         ids = ids_of_tile(kv_indices, at + BLOCK_N, end, PAGE, IDS)
         tile = gathered(k, k_rows, inside, k_column, WIDTH, BLOCK_D, LANE)
         logits = tl.dot(rows, tile.T, input_precision="ieee")
-        logits, factor = _scaled(logits, scale, cap, CAP)
+        logits, factor = scaled(logits, scale, cap, CAP)
         if (at + BLOCK_N > end) | (at < low):
             seen = (key < end) & (key >= low)
             logits = tl.where(seen[None, :], logits, float("-inf"))

@@ -2,31 +2,48 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import triton.language as tl
 
 from ._launch import device_function
 
-__all__ = ["gathered", "ids_of_tile", "listed_pages", "owner", "pages_of_keys", "rows_of"]
+__all__ = [
+    "gathered",
+    "id_count",
+    "ids_of_tile",
+    "lane_of_steps",
+    "listed_pages",
+    "owner",
+    "pages_of_keys",
+    "rows_of",
+    "steps_of",
+]
+
+_BYTES = 16
+_MOST_IDS = 8  # of a tile, that are loaded one by one
 
 
 @device_function
 def owner(
-    slot: tl.tensor, indptr: tl.tensor, batch: tl.tensor, size: tl.tensor, BLOCK_B: tl.constexpr
-) -> tl.tensor:
-    """Give (sequence, its n-th slot): sequence b has slots from ``b + indptr[b] // size`` on.
+    slot: tl.tensor, indptr: tl.tensor, batch: tl.tensor, size: tl.tensor,
+    EACH: tl.constexpr, BLOCK_B: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """Give (sequence, its n-th slot): sequence b has slots from ``b + start[b] // size`` on.
 
-    These are enough for pieces of at most ``size`` of what ``indptr`` counts, and one for a
-    sequence of nothing; no sum over earlier sequences is needed to find them.
+    ``start`` is EACH times ``indptr``. These are enough for pieces of at most ``size``, and one for
+    a sequence of nothing; no sum over earlier sequences is needed to find them.
     """
     found = 0
     for first in range(0, batch, BLOCK_B):
         sequence = first + tl.arange(0, BLOCK_B)
         inside = sequence < batch
         begin = tl.load(indptr + sequence, mask=inside, other=0)
-        reached = begin < (slot - sequence + 1).to(tl.int64) * size
+        reached = begin.to(tl.int64) * EACH < (slot - sequence + 1).to(tl.int64) * size
         found += tl.sum((inside & reached).to(tl.int32), 0)
     sequence = tl.maximum(found - 1, 0)
-    return sequence, slot - sequence - tl.load(indptr + sequence) // size
+    start = tl.load(indptr + sequence).to(tl.int64) * EACH
+    return sequence, slot - sequence - (start // size).to(tl.int32)
 
 
 @device_function
@@ -63,13 +80,17 @@ def pages_of_keys(
     total: tl.tensor, PAGE: tl.constexpr, IDS: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
     """Give the page of each key of a tile, one that exists, by what `ids_of_tile` found."""
-    if IDS == 0:
+    if PAGE == 0:
+        page = key
+    elif IDS == 0:
         page = tl.load(ids + key // PAGE, mask=key < end, other=0)
     else:
         page = key * 0 + found[0]
         for number in tl.static_range(1, IDS):
             page = tl.where((key - start) // PAGE == number, found[number], page)
-    return tl.minimum(tl.maximum(page, 0), total - 1)
+    if PAGE > 0:
+        page = tl.minimum(tl.maximum(page, 0), total - 1)
+    return page
 
 
 @device_function
@@ -77,9 +98,12 @@ def rows_of(
     key: tl.tensor, pages: tl.tensor, page: tl.tensor, row: tl.tensor,
     LANE: tl.constexpr, PAGE: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """Give where the rows of keys start, relative to a head of the first page."""
-    within = (key % PAGE).to(tl.int64) * (row * LANE)
-    return pages.to(tl.int64) * (page * LANE) + within
+    """Give where the rows of keys start, relative to a head of the first page or first key."""
+    if PAGE == 0:
+        rows = key.to(tl.int64) * (row * LANE)
+    else:
+        rows = pages.to(tl.int64) * (page * LANE) + (key % PAGE).to(tl.int64) * (row * LANE)
+    return rows
 
 
 @device_function
@@ -95,3 +119,37 @@ def gathered(
     if LANE == 1:
         columns = columns * column
     return tl.load(source + rows[:, None] + columns, mask=mask, other=0.0)
+
+
+def steps_of(shapes: Sequence[Sequence[int]], strides: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Give the strides of tensors, 0 for dimensions of one element."""
+    return [
+        [step if size > 1 else 0 for size, step in zip(shape, steps, strict=True)]
+        for shape, steps in zip(shapes, strides, strict=True)
+    ]
+
+
+def lane_of_steps(steps: Sequence[Sequence[int]], itemsize: int, aligned: bool) -> int:
+    """Give how many elements are 16 bytes if all rows start at multiples of that, or else 1.
+
+    Args:
+        steps: Strides of tensors, from `steps_of`.
+        itemsize: Bytes of an element.
+        aligned: Whether all addresses are multiples of 16 bytes.
+    """
+    lane = _BYTES // itemsize
+    if not aligned:
+        return 1
+    for *outer, last in steps:
+        if last > 1 or any(step % lane for step in outer):
+            return 1
+    return lane
+
+
+def id_count(block_n: int, page: int) -> int:
+    """Give how many pages a tile has if they are few and whole, or it is a part of one; else 0."""
+    if not page:
+        return 0
+    if page % block_n == 0:
+        return 1
+    return block_n // page if block_n % page == 0 and block_n // page <= _MOST_IDS else 0

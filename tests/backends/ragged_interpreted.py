@@ -1,0 +1,114 @@
+"""Run Triton's ragged and paged attention in its interpreter; one JSON object: check -> what broke.
+
+A program of its own, since TRITON_INTERPRET has to be set before Triton is imported.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from . import workers
+
+BACKEND = "torch_ops.backends.triton"
+OPS = ("paged_decode", "paged_prefill", "varlen_attention_with_lse")
+DTYPES = ("float32", "float16")
+LAYERS = ("contract", "bound", "layout", "rerun")
+LAWS = (
+    "scaled_values", "negated_logits", "unseen_keys", "masked_weight", "constant_values", "unread",
+    "sequences", "heads", "repeated_heads", "moved_pages", "one_page", "later_queries",
+    "larger_bounds", "split_keys",
+)  # fmt: skip
+LAYOUTS = ("row_stride", "unbind", "heads_first", "transposed", "misalign")
+# What differs from the defaults; each case meets every set of sizes of the op's proof.
+CASES: dict[str, dict[str, Any]] = {
+    "full": {"is_causal": False},
+    "causal": {},
+    "window": {"window_left": 19},
+    "window of one": {"window_left": 0, "logits_soft_cap": 5.0},
+    "negative scale": {"scale": -0.3, "logits_soft_cap": 30.0, "is_causal": False},
+}
+# Beside those of the proofs: sequences of many pieces, more sequences than are looked through at
+# once, pages of a part of a tile, of many tiles and of one key.
+SIZES: dict[str, dict[str, int]] = {
+    "pieces": {"page_size": 16, "kv_heads": 1, "group": 4, "head_dim": 16},
+    "pages of one": {"page_size": 1, "kv_heads": 1, "group": 2, "head_dim": 16},
+    "large pages": {"page_size": 128, "kv_heads": 1, "group": 1, "head_dim": 32},
+    "sixteen heads": {"page_size": 8, "kv_heads": 1, "group": 16, "head_dim": 8},
+    "many heads": {"page_size": 32, "kv_heads": 1, "group": 71, "head_dim": 8},
+    "wide values": {"page_size": 4, "kv_heads": 2, "group": 1, "head_dim": 16, "value_dim": 40},
+}
+_LENGTHS = ([1, 0, 9, 3], [300, 40, 0, 17])
+MANY = "more sequences than one look takes"
+
+
+def checks() -> list[str]:
+    """Name everything that is checked."""
+    parts = [*CASES, *SIZES, *(f"layout {name}" for name in LAYOUTS)]
+    parts += ["zero", "classes", "laws", "laws of windows", MANY]
+    return [f"{op} {dtype}: {part}" for op in OPS for dtype in DTYPES for part in parts]
+
+
+def run(check: str) -> None:
+    """Run one check; raises what it finds."""
+    from torch_ops.declarations import catalogue
+    from torch_ops.testing.examine import Examiner, Tally
+    from torch_ops.testing.proof import proof_of
+    from torch_ops.testing.registered import registered
+
+    (op, dtype), part = check.split(": ")[0].split(), check.split(": ")[1]
+    proof, tally = proof_of(op), Tally()
+    lawful = part.startswith("laws")
+    only = (*LAYERS, *LAWS) if lawful else LAYERS
+    examine = Examiner(registered(op, "triton"), proof, catalogue()[op].contract, only=only)
+    of_proof = list(getattr(proof, part)(dtype)) if part in ("zero", "classes") else None
+    for spec in of_proof or _specs(op, dtype, part):
+        examine(spec, tally, with_laws=lawful)
+    if tally.refused or not tally.executed:
+        raise AssertionError(f"executed {tally.executed}, refused {dict(tally.refused)}")
+
+
+def _specs(op: str, dtype: str, part: str) -> list[Any]:
+    from torch_ops.testing.proofs._paged import DECODE, PREFILL
+    from torch_ops.testing.proofs._ragged import PACKED, sized, spec_of
+    from torch_ops.testing.spec import Operand
+
+    form = {"paged_decode": DECODE, "paged_prefill": PREFILL}.get(op, PACKED)
+    queries, keys = _LENGTHS
+    if part in SIZES:
+        chosen = [sized(queries, keys, pad=2, spare=1, **SIZES[part])]
+    elif part == MANY:
+        heads = {"kv_heads": 1, "group": 1, "head_dim": 4, "page_size": 4, "pad": 0, "spare": 1}
+        lengths = ([1, 0, 2] * 9, [3, 2, 0] * 9)
+        chosen = [sized(*lengths, **heads)]
+    else:
+        names = ("ragged", "decode") if part.startswith("la") else tuple(form.dims)
+        chosen = [form.dims[name] for name in names if name != "far"]
+    params: dict[str, Any] = {"is_causal": True, **CASES.get(part, {})}
+    if part == "laws of windows":
+        params |= {"window_left": 6}
+    elif part == "laws":
+        params |= {"is_causal": False}
+    layout = part.removeprefix("layout ") if part.startswith("layout") else "contig"
+    looks = {"q": Operand(dtype)}
+    if layout in form.key_layouts:
+        looks |= {name: Operand(dtype, layout) for name in (form.keys, form.values)}
+    if op == "paged_decode":
+        chosen = [{n: d for n, d in dims.items() if not n.startswith("qo")} for dims in chosen]
+    return [spec_of(op, form, dims, looks, params, seed=3) for dims in chosen]
+
+
+def choose_as_on_a_gpu() -> None:
+    """Take the tiles of a GPU, where pieces of sequences are as small as they can be."""
+    decode: Any = importlib.import_module(f"{BACKEND}._paged_decode")
+    ragged: Any = importlib.import_module(f"{BACKEND}._ragged")
+    config = ragged.config
+    decode.config = lambda *_: decode.Config(16, 4, 3, 4, 1)
+    ragged.config = lambda _, *rest: config("sm_90", *rest)
+    for module in (decode, ragged):
+        module._SEQUENCES = 8
+
+
+if __name__ == "__main__":
+    choose_as_on_a_gpu()
+    workers.work(checks(), run)
