@@ -6,11 +6,22 @@ import torch
 from torch import Tensor
 
 from torch_ops.attention.backend import AttentionBackend
+from torch_ops.attention.calls import PreparedCalls
 from torch_ops.attention.prepared import AttentionSpec, PreparedAttention
 
 from ._attention import forward, refusal
+from .paged_decode import paged_decode
+from .paged_prefill import paged_prefill
+from .varlen_attention import varlen_attention
 
-__all__ = ["attention", "prepare", "supports", "supports_call"]
+__all__ = [
+    "attention",
+    "prepare",
+    "supports",
+    "supports_call",
+    "supports_paged",
+    "supports_ragged",
+]
 
 
 def attention(
@@ -41,18 +52,21 @@ def supports(spec: AttentionSpec, device: torch.device, dtype: torch.dtype) -> s
     return refusal(dtype, spec.head_dim, spec.head_dim, spec.scale)
 
 
+supports_ragged = supports_paged = supports
+
+
 def prepare(spec: AttentionSpec, device: torch.device, dtype: torch.dtype) -> PreparedAttention:
     return _Prepared(spec)
 
 
-class _Prepared(PreparedAttention):
+class _Prepared(PreparedCalls):
     backend = AttentionBackend.TRITON
-
-    def __init__(self, spec: AttentionSpec) -> None:
-        self._spec = spec
+    varlen_attention = varlen_attention
+    paged_prefill = paged_prefill
+    paged_decode = paged_decode
 
     def run(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        spec = self._spec
+        spec = self.spec
         return forward(
             q, k, v, spec.is_causal, spec.scale, spec.window_left, spec.logits_soft_cap, False
         )[0]

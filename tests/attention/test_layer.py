@@ -20,10 +20,10 @@ import torch_ops
 from torch_ops.attention import (
     Attention,
     AttentionBackend,
-    AttentionMetadata,
     apply_attention_backend_override,
     attention_state,
     group,
+    operators,
     override_attention_backend,
 )
 
@@ -169,12 +169,6 @@ def test_calls_refuse(
 ) -> None:
     with pytest.raises(error, match=re.escape(text)):
         layer(*change(*support.inputs(layer)))
-
-
-def test_metadata_is_refused_until_a_backend_serves_it(layer: Attention) -> None:
-    offsets = torch.tensor([0, 3], dtype=torch.int32)
-    with pytest.raises(ValueError, match="argument 'metadata' is an AttentionMetadata"):
-        layer(*support.inputs(layer), AttentionMetadata(offsets, offsets))
 
 
 @pytest.mark.parametrize("name", ["q", "k", "v"])
@@ -420,4 +414,4 @@ def test_an_id_whose_layer_is_gone_is_refused() -> None:
     del layer
     gc.collect()
     with pytest.raises(torch_ops.NotPreparedError, match=f"no layer has the id {len(slot)}"):
-        group.run_layer(*inputs, slot, route)
+        operators.run_layer(*inputs, slot, route)

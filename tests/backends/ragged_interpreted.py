@@ -56,7 +56,7 @@ def run(check: str) -> None:
     from torch_ops.testing.proof import proof_of
     from torch_ops.testing.registered import registered
 
-    (op, dtype), part = check.split(": ")[0].split(), check.split(": ")[1]
+    (op, dtype), part = check.split(": ", maxsplit=1)[0].split(), check.split(": ")[1]
     proof, tally = proof_of(op), Tally()
     lawful = part.startswith("laws")
     only = (*LAYERS, *LAWS) if lawful else LAYERS

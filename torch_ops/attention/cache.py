@@ -12,6 +12,7 @@ from torch_ops import once, policy, tracing
 from torch_ops.attention.backend import AttentionBackend
 from torch_ops.attention.choice import LayerRules, MemberChoice, choose_member
 from torch_ops.attention.metadata import AttentionMetadata, Tables
+from torch_ops.attention.phases import Target, at
 from torch_ops.attention.prepared import Place, PreparedAttention, prepare
 from torch_ops.errors import BackendUnavailableError, CaptureError
 from torch_ops.once import KernelLoadError
@@ -29,18 +30,21 @@ class Cache:
         self.rules = rules
         self.seen: set[Place] = set()
         self.last: Place | None = None
+        self.decoded = False  # whether the last call was of the decode phase
         self._prepared: dict[_Key, PreparedAttention] = {}
         self._judged_in: dict[_Key, int] = {}
         self._plans: tuple[int, dict[Any, _Run]] = (-1, {})
         self._lock = threading.RLock()
 
-    def run(self, override: AttentionBackend | None, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def run(self, override: Target | None, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attend with an override, or else with what is chosen now for the device and dtype."""
-        return self._find(override, Place(q.device, q.dtype))(q, k, v)
+        self.decoded = q.shape[1] == 1
+        member = at(override, self.decoded)
+        return self._find(member, Place(q.device, q.dtype))(q, k, v)
 
     def run_planned(
         self,
-        override: AttentionBackend | None,
+        override: Target | None,
         q: Tensor,
         k: Tensor,
         v: Tensor,
@@ -49,7 +53,8 @@ class Cache:
     ) -> Tensor:
         """Attend packed queries likewise, by the tables of a step."""
         place = Place(q.device, q.dtype, metadata.kind)
-        return self._find(override, place)(q, k, v, tables, metadata)
+        self.decoded = tables.decodes
+        return self._find(at(override, self.decoded), place)(q, k, v, tables, metadata)
 
     def _find(self, override: AttentionBackend | None, place: Place) -> _Run:
         now = policy.generation

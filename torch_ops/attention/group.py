@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from torch_ops import dynamo
-from torch_ops.attention.backend import AttentionBackend
 from torch_ops.attention.cache import Cache
+from torch_ops.attention.phases import Target
 from torch_ops.errors import NotPreparedError
 
 __all__ = ["Group", "State", "default_group", "find", "new_slot"]
@@ -39,13 +39,13 @@ class State:
         overrides: Families by layer's slot; other layers run what the policy chooses.
     """
 
-    def __init__(self, overrides: Mapping[int, AttentionBackend]) -> None:
+    def __init__(self, overrides: Mapping[int, Target]) -> None:
         self.id = next(_ids)
         self.overrides = overrides
         _states[self.id] = self
 
     @classmethod
-    def of(cls, overrides: Mapping[int, AttentionBackend]) -> State:
+    def of(cls, overrides: Mapping[int, Target]) -> State:
         """Give the state with these overrides."""
         content = frozenset(overrides.items())
         state = _interned.get(content)
@@ -70,12 +70,12 @@ class Group:
         self.route = self.route_of({})
 
     @property
-    def overrides(self) -> Mapping[int, AttentionBackend]:
+    def overrides(self) -> Mapping[int, Target]:
         """Families by layer's slot."""
         state: State = self.route._torch_ops_state  # type: ignore[attr-defined]
         return state.overrides
 
-    def route_of(self, changes: Mapping[int, AttentionBackend | None]) -> Tensor:
+    def route_of(self, changes: Mapping[int, Target | None]) -> Tensor:
         """Give the route for the present overrides and these changes; storing it is the swap."""
         present = {} if not self._routes else dict(self.overrides)
         merged = {**present, **changes}
@@ -122,7 +122,7 @@ def new_slot(cache: Cache) -> Tensor:
     return _named(number)
 
 
-def find(slot: Tensor, route: Tensor) -> tuple[Cache, AttentionBackend | None]:
+def find(slot: Tensor, route: Tensor) -> tuple[Cache, Target | None]:
     """Give the layer that a graph names, and its override in the state that the graph was given.
 
     Raises:

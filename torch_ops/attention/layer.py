@@ -16,6 +16,7 @@ from torch_ops.attention.choice import LayerRules, choose_member
 from torch_ops.attention.group import Group, default_group, new_slot
 from torch_ops.attention.metadata import AttentionMetadata
 from torch_ops.attention.operators import run_layer, run_planned
+from torch_ops.attention.phases import Target, at
 from torch_ops.attention.prepared import AttentionSpec, Place
 from torch_ops.errors import listing
 
@@ -88,7 +89,7 @@ class Attention(nn.Module):
         self._changed_by = 0
 
     @property
-    def _override(self) -> AttentionBackend | None:
+    def _override(self) -> Target | None:
         return self._group.overrides.get(self._slot.shape[0])
 
     @property
@@ -108,13 +109,18 @@ class Attention(nn.Module):
         Raises:
             BackendUnavailableError, NoBackendError: what that call would raise.
         """
-        return choose_member(self._rules, self._override, None, self._place()).member
+        return self._chosen(self._cache.decoded)
 
     @backend.setter
     def backend(self, value: object) -> None:
         raise AttributeError(
             "Attention.backend is read-only; use torch_ops.attention.override_attention_backend"
         )
+
+    def _chosen(self, decodes: bool) -> AttentionBackend:
+        """Give what a call of a phase runs."""
+        override = at(self._override, decodes)
+        return choose_member(self._rules, override, None, self._place()).member
 
     def _place(self) -> Place:
         """Where the layer was called last, else where it is."""
@@ -208,11 +214,11 @@ class Attention(nn.Module):
             ("required", rules.required),
         ):
             if value is not None:
-                parts.append(f"{label}={value.value}")
+                parts.append(f"{label}={value}")
         return ", ".join(parts)
 
 
-def commit(overrides: Mapping[Attention, AttentionBackend | None]) -> None:
+def commit(overrides: Mapping[Attention, Target | None]) -> None:
     """Make layers run other overrides: one store for each group of them.
 
     Several groups change in one step: `map` and `setattr` are C, so that the interpreter lets no

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from types import TracebackType
@@ -15,6 +15,7 @@ from torch_ops import dynamo, locks, once, policy
 from torch_ops.attention.backend import AttentionBackend
 from torch_ops.attention.choice import refusals
 from torch_ops.attention.layer import Attention, commit, unite
+from torch_ops.attention.phases import Target, members
 from torch_ops.attention.selection import select
 from torch_ops.errors import AttentionOverrideError, CaptureError, TorchOpsError, listing
 
@@ -24,6 +25,8 @@ __all__ = [
     "apply_attention_backend_override",
     "override_attention_backend",
     "prepare_attention_backend_override",
+    "refuse_now",
+    "swap",
 ]
 
 _lock = locks.reentrant()
@@ -58,7 +61,7 @@ class OverrideToken(AbstractContextManager["OverrideToken"]):
     def __init__(
         self,
         report: OverrideReport,
-        before: dict[str, tuple[Attention, AttentionBackend | None, int]],
+        before: dict[str, tuple[Attention, Target | None, int]],
     ) -> None:
         self.report = report
         self._before = before
@@ -101,7 +104,8 @@ def _refusal(title: str, refused: dict[str, tuple[str, ...]]) -> AttentionOverri
     )
 
 
-def _refuse_now(what: str) -> None:
+def refuse_now(what: str) -> None:
+    """Refuse what may happen neither in traced code nor in a capture."""
     if torch.compiler.is_dynamo_compiling() or dynamo.traced_otherwise():
         raise TorchOpsError(
             f"{what} can't happen inside code that torch.compile traces; call it before or after "
@@ -111,11 +115,19 @@ def _refuse_now(what: str) -> None:
         raise CaptureError(f"{what} is refused while a stream is capturing; do it before")
 
 
-def _prepare(layer: Attention, target: AttentionBackend | None) -> tuple[str, ...]:
+def _families(layer: Attention, target: Target | None) -> tuple[AttentionBackend, ...]:
+    """Give what a layer may run once it is overridden."""
+    wanted = layer._rules.default if target is None else target
+    return () if wanted is None else members(wanted)
+
+
+def _prepare(layer: Attention, target: Target | None) -> tuple[str, ...]:
     """Prepare a layer for every place it is used at; give the reasons why it can't, if so."""
-    member = layer._rules.default if target is None else target
-    if member is None:
-        return ()
+    reasons = [reason for member in _families(layer, target) for reason in _against(layer, member)]
+    return tuple(dict.fromkeys(reasons))
+
+
+def _against(layer: Attention, member: AttentionBackend) -> list[str]:
     reasons: list[str] = []
     generation = policy.generation
     for place in sorted(layer._places(), key=str):
@@ -140,7 +152,7 @@ def _prepare(layer: Attention, target: AttentionBackend | None) -> tuple[str, ..
             )
             continue
         layer._cache.judged((member, place), generation)
-    return tuple(dict.fromkeys(reasons))
+    return reasons
 
 
 def _pinned_reason(layer: Attention) -> str:
@@ -157,11 +169,11 @@ def prepare_attention_backend_override(layer: Attention, target: AttentionBacken
         CaptureError: a stream is capturing.
         ValueError: the target is unknown.
     """
-    _refuse_now("Preparing an attention override")
+    refuse_now("Preparing an attention override")
     member = AttentionBackend(target)
     layer = _layer(layer)
     _refuse_pinned(layer, member)
-    with _kept_on_success([layer], member):
+    with _kept_on_success({layer: member}):
         reasons = _prepare(layer, member)
         if reasons:
             raise _one_refusal(member, layer, reasons)
@@ -177,15 +189,15 @@ def apply_attention_backend_override(
         CaptureError: a stream is capturing.
         ValueError: the target is unknown.
     """
-    _refuse_now("An attention override")
+    refuse_now("An attention override")
     member = None if target is None else AttentionBackend(target)
     layer = _layer(layer)
     _refuse_pinned(layer, member)
-    with _lock, _kept_on_success([layer], member):
+    with _lock, _kept_on_success({layer: member}):
         reasons = _prepare(layer, member)
         if reasons:
             raise _one_refusal(member, layer, reasons)
-        _commit({"": layer}, member)
+        _commit({layer: member})
 
 
 def _refuse_pinned(layer: Attention, member: AttentionBackend | None) -> None:
@@ -241,7 +253,7 @@ def override_attention_backend(
         CaptureError: a stream is capturing.
         ValueError: the target is unknown.
     """
-    _refuse_now("An attention override")
+    refuse_now("An attention override")
     member = None if target is None else AttentionBackend(target)
     layers = select(model, where)
     pinned = {name: layer for name, layer in layers.items() if layer._rules.required is not None}
@@ -257,52 +269,74 @@ def override_attention_backend(
             + "Pass allow_noop=True if that is intended.",
             refused={name: (_pinned_reason(layer),) for name, layer in pinned.items()},
         )
-    with _lock, _kept_on_success(free.values(), member):
+    everything = layers.values() if where is None else select(model, None).values()
+    return swap(dict.fromkeys(free, member), free, tuple(pinned), everything, dry_run)
+
+
+def swap(
+    targets: Mapping[str, Target | None],
+    layers: Mapping[str, Attention],
+    pinned: tuple[str, ...],
+    together: Iterable[Attention],
+    dry_run: bool,
+) -> OverrideToken:
+    """Override each layer with its target, all or none.
+
+    Args:
+        targets: Families by layer's name.
+        layers: The layers by name.
+        pinned: Names of selected layers that are pinned.
+        together: Layers that change together from now on.
+        dry_run: Prepare and validate alone.
+    """
+    wanted = {layer: targets[name] for name, layer in layers.items()}
+    with _lock, _kept_on_success(wanted):
         refused = {
-            name: reasons for name, layer in free.items() if (reasons := _prepare(layer, member))
+            name: reasons
+            for name, layer in layers.items()
+            if (reasons := _prepare(layer, wanted[layer]))
         }
         if refused:
-            wanted = "None" if member is None else member.value
+            names = {"None" if one is None else str(one) for one in targets.values()}
             raise _refusal(
-                f"Attention backend override {wanted!r} is refused by {len(refused)} of "
-                f"{len(layers)} layers",
+                f"Attention backend override {', '.join(map(repr, sorted(names)))} is refused by "
+                f"{len(refused)} of {len(layers) + len(pinned)} layers",
                 refused,
             )
-        switched = {name: layer for name, layer in free.items() if layer._override is not member}
-        unchanged = tuple(name for name in free if name not in switched)
-        if dry_run:
-            report = OverrideReport(tuple(switched), unchanged, tuple(pinned), _generation)
-            return OverrideToken(report, {})
+        switched = {
+            name: layer for name, layer in layers.items() if layer._override != wanted[layer]
+        }
+        unchanged = tuple(name for name in layers if name not in switched)
         before = {
             name: (layer, layer._override, layer._changed_by) for name, layer in switched.items()
         }
-        if switched:
-            unite((layers if where is None else select(model, None)).values())
-        _commit(switched, member)
-        report = OverrideReport(tuple(switched), unchanged, tuple(pinned), _generation)
+        if dry_run:
+            before = {}
+        elif switched:
+            unite(together)
+            _commit({layer: wanted[layer] for layer in switched.values()})
+        report = OverrideReport(tuple(switched), unchanged, pinned, _generation)
         return OverrideToken(report, before)
 
 
-def _commit(layers: dict[str, Attention], member: AttentionBackend | None) -> None:
-    """Store the new configuration in every layer; nothing in here can fail."""
+def _commit(overrides: Mapping[Attention, Target | None]) -> None:
+    """Store the new overrides of all layers; nothing in here can fail."""
     global _generation
-    if layers:
-        generation = next(_generations)
-        commit(dict.fromkeys(layers.values(), member))
-        for layer in layers.values():
-            layer._changed_by = generation
-        _generation = generation
+    generation = next(_generations)
+    commit(overrides)
+    for layer in overrides:
+        layer._changed_by = generation
+    _generation = generation
 
 
 @contextmanager
-def _kept_on_success(
-    layers: Iterable[Attention], member: AttentionBackend | None
-) -> Iterator[None]:
+def _kept_on_success(wanted: Mapping[Attention, Target | None]) -> Iterator[None]:
     """Give back what was prepared for a change that fails: its memory must not stay."""
-    wanted = [
-        (layer._cache, layer._rules.default if member is None else member) for layer in layers
+    held = [
+        (layer._cache, member, layer._cache.held(member))
+        for layer, target in wanted.items()
+        for member in _families(layer, target)
     ]
-    held = [(cache, one, cache.held(one)) for cache, one in wanted if one is not None]
     try:
         yield
     except BaseException:

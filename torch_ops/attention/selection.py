@@ -60,7 +60,7 @@ def attention_state(model: nn.Module) -> str:
     digest = hashlib.sha256()
     for name, layer in select(model, None).items():
         try:
-            runs = layer.backend.value
+            runs = " ".join(layer._chosen(decodes).value for decodes in (False, True))
         except TorchOpsError as error:
             runs = type(error).__name__
         digest.update(f"{name}|{runs}|{layer._override}\n".encode())
