@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from torch_ops import limits
 from torch_ops.attention.backend import AttentionBackend
+from torch_ops.attention.metadata import AttentionMetadata, Tables
 from torch_ops.attention.prepared import AttentionSpec, PreparedAttention
 
-from . import _prefill
+from . import _paged, _prefill
 
-__all__ = ["attention", "prepare", "supports", "supports_call"]
+__all__ = ["attention", "prepare", "supports", "supports_call", "supports_paged"]
 
 _FAMILIES = {"flashinfer_fa2": "fa2", "flashinfer_fa3": "fa3"}
 
@@ -66,24 +70,47 @@ def supports(
     return reason or _prefill.unfit(_FAMILIES[backend.value], device)
 
 
+def supports_paged(
+    spec: AttentionSpec, device: torch.device, dtype: torch.dtype, backend: AttentionBackend
+) -> str | None:
+    if backend is not AttentionBackend.FLASHINFER_FA2:
+        return f"paged calls ({AttentionBackend.FLASHINFER_FA2.value} takes them)"
+    return supports(spec, device, dtype, backend)
+
+
 def prepare(
     spec: AttentionSpec, device: torch.device, dtype: torch.dtype, backend: AttentionBackend
 ) -> PreparedAttention:
-    _prefill.load(_FAMILIES[backend.value], dtype, spec.head_dim, spec.window_left >= 0)
-    return _Prefill(spec, backend)
+    return _Prefill(spec, backend, dtype)
 
 
 class _Prefill(PreparedAttention):
     """One family; tensors that it can't read where they lie are copied."""
 
-    def __init__(self, spec: AttentionSpec, backend: AttentionBackend) -> None:
+    def __init__(self, spec: AttentionSpec, backend: AttentionBackend, dtype: torch.dtype) -> None:
         self.backend = backend
+        self._spec, self._dtype = spec, dtype
         family = _FAMILIES[backend.value]
         self._call = _prefill.Call(family, spec.is_causal, spec.scale, spec.window_left, False)
 
     def run(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         q, k, v = (x if _prefill.layout("", x) is None else _copied(x) for x in (q, k, v))
         return _prefill.attend(self._call, q, k, v)[0]
+
+    @property
+    def plan_key(self) -> Hashable:
+        return self.backend, self._spec, self._dtype
+
+    def plan(self, metadata: AttentionMetadata, state: _paged.Plan | None) -> _paged.Plan:
+        plan = state or _paged.Plan(self._spec, self._dtype, metadata)
+        plan.update(metadata)
+        return plan
+
+    def run_paged(
+        self, q: Tensor, k: Tensor, v: Tensor, tables: Tables, plan: Any = None
+    ) -> Tensor:
+        out: Tensor = plan.run(q, k, v)
+        return out
 
 
 def _copied(x: Tensor) -> Tensor:

@@ -84,13 +84,12 @@ def test_the_family_is_pinned_and_prepared(flashinfer: Model) -> None:
         flashinfer.built.clear()
         prepared = module.prepare(spec(window=3), CPU, HALF, member)
         assert prepared.backend is member
-        assert flashinfer.built == [f"single {family} 64 True", f"batch {family} 64 True"]
         prepared.run(*dense())
         prepared.run(*dense(batch=2))
+        assert flashinfer.built == [f"single {family} 64 True", f"batch {family} 64 True"]
         assert [call[:2] for call in flashinfer.called] == [
             ("single", family), ("plan", family), ("run", family),
         ]  # fmt: skip
-        assert len(flashinfer.built) == 2
 
 
 def test_layers_copy_what_does_not_lie_right(flashinfer: Model) -> None:

@@ -62,6 +62,7 @@ class AttentionMetadata:
     Attributes:
         kind: ``"ragged"`` or ``"paged"``.
         tables: The device's tensors, and the bounds of lengths.
+        host: The same numbers on the host, as planned last; pages no more than there are.
         page_size: Tokens of a page, None for ragged calls.
         query_lens: Queries of each sequence, as planned last.
         kv_lens: Keys of each sequence, as planned last.
@@ -83,18 +84,10 @@ class AttentionMetadata:
         self.kv_lens: tuple[int, ...] = ()
         self._batch, self._num_pages, self._max_pages = batch, num_pages, max_pages
         self._plans: dict[Hashable, tuple[PreparedAttention, Any]] = {}
-        paged = page_size is not None
-        sizes = [batch + 1, batch + 1, batch if paged else 0, max_pages]
-        self._buffer = torch.zeros(sum(sizes), dtype=torch.int32, device=device)
-        qo_indptr, kv_indptr, last, indices = self._buffer.split(sizes)
-        self.tables = Tables(
-            qo_indptr,
-            kv_indptr,
-            indices if paged else None,
-            last if paged else None,
-            max_query_len,
-            max_kv_len,
-        )
+        size = 2 * (batch + 1) + (0 if page_size is None else batch + max_pages)
+        self._buffer = torch.zeros(size, dtype=torch.int32, device=device)
+        self._bounds = max_query_len, max_kv_len
+        self.host = self.tables = self._split(self._buffer)
         number = next(_ids)
         with torch.inference_mode(False):
             shape = (number, max_query_len + _OFFSET, max_kv_len + _OFFSET, 0)
@@ -201,11 +194,29 @@ class AttentionMetadata:
             bounds.append(_indptr([len(own) for own in pages], rest))
             tails = [(length - 1) % size + 1 if length else 0 for length in lens[1]]
             bounds.append(array("i", [*tails, *[0] * rest]))
-        numbers = array("i", itertools.chain(*bounds, listed))
-        self._buffer[: len(numbers)].copy_(torch.frombuffer(numbers, dtype=torch.int32))
-        self.query_lens, self.kv_lens = lens
+        numbers = torch.frombuffer(array("i", itertools.chain(*bounds, listed)), dtype=torch.int32)
+        before = self.host, self.query_lens, self.kv_lens
+        try:
+            self._take(self._split(numbers), *lens)
+        except BaseException:
+            self._take(*before)
+            raise
+
+    def _take(self, host: Tables, query_lens: tuple[int, ...], kv_lens: tuple[int, ...]) -> None:
+        """Put numbers where graphs read them, and plan what backends keep for them."""
+        self.host, self.query_lens, self.kv_lens = host, query_lens, kv_lens
+        numbers = torch.cat([table for table in _in_order(host) if table is not None])
+        self._buffer[: numbers.numel()].copy_(numbers)
         for prepared, state in self._plans.values():
             prepared.plan(self, state)
+
+    def _split(self, buffer: Tensor) -> Tables:
+        """See a step's numbers, one after another, as tables."""
+        batch, paged = self._batch, self.kind == "paged"
+        sizes = [batch + 1, batch + 1, batch if paged else 0]
+        qo_indptr, kv_indptr, last, indices = buffer.split([*sizes, buffer.numel() - sum(sizes)])
+        table = (indices, last) if paged else (None, None)
+        return Tables(qo_indptr, kv_indptr, table[0], table[1], *self._bounds)
 
     @property
     def pool(self) -> tuple[int, int]:
@@ -257,6 +268,11 @@ class AttentionMetadata:
             found = prepared, prepared.plan(self, None)
             self._plans[prepared.plan_key] = found
         return found[1]
+
+
+def _in_order(tables: Tables) -> tuple[Tensor | None, ...]:
+    """Give the tables in the order of `AttentionMetadata`'s buffer."""
+    return tables.qo_indptr, tables.kv_indptr, tables.kv_last_page_len, tables.kv_indices
 
 
 def find(step: Tensor) -> AttentionMetadata:

@@ -9,7 +9,7 @@ from torch_ops.attention.backend import AttentionBackend
 __all__ = ["PhaseBackends", "Target", "at", "members", "target_of"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class PhaseBackends:
     """What a layer runs by phase.
 
@@ -24,9 +24,9 @@ class PhaseBackends:
     prefill: AttentionBackend
     decode: AttentionBackend
 
-    def __post_init__(self) -> None:
-        for phase in ("prefill", "decode"):
-            object.__setattr__(self, phase, AttentionBackend(getattr(self, phase)))
+    def __init__(self, prefill: AttentionBackend | str, decode: AttentionBackend | str) -> None:
+        object.__setattr__(self, "prefill", AttentionBackend(prefill))
+        object.__setattr__(self, "decode", AttentionBackend(decode))
 
     def __str__(self) -> str:
         return f"prefill {self.prefill.value}, decode {self.decode.value}"

@@ -202,9 +202,11 @@ def _first_runs(prepared: PreparedAttention, spec: AttentionSpec, place: Place) 
     """Let first-call allocations and compiles happen here, outside of any capture."""
     with torch.no_grad():
         if place.kind == "dense":
-            q, k = _zeros(place, (2, 2, spec.num_heads, spec.head_dim)), _keys(spec, place, 2, 3)
-            v = k.clone()
-            _judge(prepared, prepared.run(q, k, v), q, k, v)
+            for batch in (2, 1):  # one sequence may have a kernel of its own
+                q = _zeros(place, (batch, 2, spec.num_heads, spec.head_dim))
+                k = _keys(spec, place, batch, 3)
+                v = k.clone()
+                _judge(prepared, prepared.run(q, k, v), q, k, v)
             return
         for query_lens, kv_lens in (((1, 2), (1, 3)), ((1, 1), (1, 3))):
             metadata, run = _small(prepared, place, query_lens, kv_lens)

@@ -1,0 +1,122 @@
+"""Paged calls of layers by FlashInfer's FA2: planned on the host, run inside of graphs.
+
+Decode steps run the prefill kernels, too: tensor cores read a cache faster than its decode kernels.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_ops import limits
+from torch_ops.attention.metadata import AttentionMetadata
+from torch_ops.attention.prepared import AttentionSpec
+from torch_ops.errors import BackendUnavailableError
+from torch_ops.once import once
+
+from . import _modules
+
+__all__ = ["Plan", "load"]
+
+_WORKSPACE = 128 << 20  # bytes, for what split keys leave to be merged
+
+
+@functools.cache
+def load(dtype: torch.dtype, head_dim: int, windowed: bool) -> Any:
+    """Give the module of wrappers, once the kernel that they will run is loaded."""
+
+    def build() -> Any:
+        prefill = _modules.package("prefill")
+        kind = (dtype, dtype, dtype, torch.int32, head_dim, head_dim)
+        prefill.get_batch_prefill_module("fa2", *kind, 0, windowed, False, False)
+        return prefill
+
+    key = ("flashinfer", "paged prefill", dtype, head_dim, windowed)
+    what = f"FlashInfer's paged prefill fa2 for {dtype}, head_dim {head_dim}"
+    return once(key, f"{what}, windowed" if windowed else what, build)
+
+
+class Plan:
+    """What FlashInfer keeps for one metadata: of one spec, for all layers that are alike.
+
+    Its buffers are the metadata's and its own: they stay where they are, as graphs need it.
+    """
+
+    def __init__(
+        self, spec: AttentionSpec, dtype: torch.dtype, metadata: AttentionMetadata
+    ) -> None:
+        self._spec, self._dtype = spec, dtype
+        tables = metadata.tables
+        assert tables.kv_indices is not None
+        assert tables.kv_last_page_len is not None
+        workspace = torch.zeros(_WORKSPACE, dtype=torch.uint8, device=tables.qo_indptr.device)
+        prefill = load(dtype, spec.head_dim, spec.window_left >= 0)
+        self._wrapper = prefill.BatchPrefillWithPagedKVCacheWrapper(
+            workspace,
+            "NHD",
+            use_cuda_graph=True,
+            qo_indptr_buf=torch.zeros_like(tables.qo_indptr),
+            paged_kv_indptr_buf=torch.zeros_like(tables.kv_indptr),
+            paged_kv_indices_buf=torch.zeros_like(tables.kv_indices),
+            paged_kv_last_page_len_buf=torch.zeros_like(tables.kv_last_page_len),
+            backend="fa2",
+        )
+        if tables.decodes:  # a row for each sequence; FlashInfer else takes those planned first
+            self._wrapper._max_total_num_rows = tables.kv_last_page_len.shape[0]
+
+    def update(self, metadata: AttentionMetadata) -> None:
+        """Plan the metadata's numbers.
+
+        Raises:
+            BackendUnavailableError: a causal sequence has more queries than keys.
+        """
+        spec, host = self._spec, metadata.host
+        if spec.is_causal:
+            for queries, keys in zip(metadata.query_lens, metadata.kv_lens, strict=True):
+                if queries > keys:
+                    _refuse(f"{queries} queries of {keys} keys (supported: at most as many)")
+        self._wrapper.plan(
+            host.qo_indptr,
+            host.kv_indptr,
+            metadata.tables.kv_indices[: int(host.kv_indptr[-1])],  # type: ignore[index]
+            host.kv_last_page_len,
+            spec.num_heads,
+            spec.num_kv_heads,
+            spec.head_dim,
+            metadata.page_size,
+            causal=spec.is_causal,
+            window_left=spec.window_left,
+            sm_scale=spec.scale,
+            q_data_type=self._dtype,
+        )
+
+    def run(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Attend.
+
+        Raises:
+            BackendUnavailableError: the caches lie in memory as FlashInfer can't read them.
+        """
+        if k.stride() != v.stride():
+            _refuse(limits.strides("v", v, f"those of k, {k.stride()}"))
+        for name, cache in (("k", k), ("v", v)):
+            *outer, last = cache.stride()
+            if last != 1 or any(step & 7 for step in outer):
+                _refuse(limits.strides(name, cache, "1 for the last axis, multiples of 8 before"))
+            if cache.data_ptr() & 15:
+                _refuse(limits.misaligned(name, cache, "16"))
+        if q.stride()[1:] != (q.shape[2], 1) or q.data_ptr() & 15:
+            q = q.clone(memory_format=torch.contiguous_format)
+        out: Tensor = self._wrapper.run(q, (k, v))
+        return out
+
+
+def _refuse(reason: str) -> None:
+    raise BackendUnavailableError(
+        f"Attention backend 'flashinfer_fa2' can't serve a paged call: {reason}",
+        op="attention",
+        backend="flashinfer_fa2",
+        reasons=(reason,),
+    )
