@@ -34,14 +34,14 @@ def _write(cache: Tensor, page: Tensor, offset: Tensor, rows: Tensor) -> None:
 def append(
     find: Find = _find,
     write: Write = _write,
-    of_values: Callable[[Tensor, Tensor], Tensor] | None = None,
+    of_values: Callable[[Tensor, Tensor], Tensor] = lambda k, v: v,
 ) -> Callable[..., Two]:
     """Returns the new caches, made of these pieces."""
 
     def kernel(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> Two:
         caches = k_cache.clone(), v_cache.clone()
         page, offset, rows = find(slots, k_cache.shape[1], k_cache.shape[0])
-        values = v if of_values is None else of_values(k, v)
+        values = of_values(k, v)
         if k_cache.shape[0]:
             write(caches[0], page, offset, k[rows])
             write(caches[1], page, offset, values[rows])
