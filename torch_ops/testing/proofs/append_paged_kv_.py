@@ -33,7 +33,7 @@ DIMS: dict[str, dict[str, int]] = {
     "wide": {
         "tokens": 4, "pages": 2, "page_size": 4, "kv_heads": 2, "head_dim": 24, "value_dim": 40,
     },
-    "far": {"tokens": 9, "pages": 66_000, "page_size": 1, "kv_heads": 1, "head_dim": 2},
+    "far": {"tokens": 9, "pages": 66_000, "page_size": 1, "kv_heads": 1, "head_dim": 1},
 }  # fmt: skip
 # tokens, pages, kv_heads, head_dim; pages of 16 tokens
 NAMED = ((1, 64, 8, 128), (128, 512, 8, 128), (8192, 1024, 8, 128), (7, 2, 3, 64), (16, 4, 4, 256))
