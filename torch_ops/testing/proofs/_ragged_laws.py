@@ -170,13 +170,9 @@ def _unread(form: Form, trial: Trial) -> Pairs:
         changed["kv_indices"][int(args["kv_indptr"][-1]) :] = 0
         pages = args["kv_indptr"][1:] - args["kv_indptr"][:-1]
         changed["kv_last_page_len"] = args["kv_last_page_len"].masked_fill(pages == 0, 1)
-    if all(_same(args[name], value) for name, value in changed.items()):
+    if all(torch.equal(args[name], value) for name, value in changed.items()):  # NaN differs
         return None
     return equal("other content of what isn't read", trial.run(**changed), trial.outputs)
-
-
-def _same(a: Tensor, b: Tensor) -> bool:
-    return torch.equal(a, b)  # NaN differs
 
 
 def reordered(form: Form, args: Arguments, order: Sequence[int]) -> tuple[Arguments, list[int]]:
