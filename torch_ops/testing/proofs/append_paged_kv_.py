@@ -75,7 +75,7 @@ def fill(spec: Spec, name: str, values: Tensor) -> Tensor:
 def _spec(dims: Mapping[str, int], looks: Mapping[str, Operand], dtype: str, seed: int = 0) -> Spec:
     plain = {name: Operand(dtype) for name in ARGUMENTS[:-1]}
     table = {"slot_mapping": Operand("int64", regime="first", high=1)}
-    spec = Spec.of(OP, dims, plain | table | looks, seed=seed)
+    spec = Spec.of(OP, dims, {**plain, **table, **looks}, seed=seed)
     return pieces.fitted(spec, shapes(spec), CACHES)
 
 
@@ -238,5 +238,5 @@ proof = Proof(
     mutants=MUTANTS,
     fill=fill,
     mutates=CACHES,
-    cost=4,
+    cost=8,
 )
