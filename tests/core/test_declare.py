@@ -59,7 +59,7 @@ def test_catalogue(name: str) -> None:
     assert set(declaration.mutates) <= set(declaration.tensor_arguments)
     callable_ = getattr(ops, name)
     assert callable_.declaration is declaration
-    assert {"torch", "inductor"} <= {b.value for b in callable_.backends()}
+    assert "torch" in {b.value for b in callable_.backends()}
     parameters = inspect.signature(callable_).parameters
     assert list(parameters) == [*declaration.signature.parameters, "backend"]
     assert parameters["backend"].kind is inspect.Parameter.KEYWORD_ONLY

@@ -29,7 +29,9 @@ def gather(
     kv_indices: Tensor,
     kv_last_page_len: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Copy each sequence's tokens side by side.
+    """Copy each sequence's tokens side by side, as many for each as `_ragged.longest` allows.
+
+    Where that can't read the table, as on a GPU, each sequence takes the room of all of them.
 
     Returns:
         Keys and values ``[B, S_kv, K, D]``, zeros behind a sequence's end, and the lengths.

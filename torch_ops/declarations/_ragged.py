@@ -83,9 +83,9 @@ def reference(
     keys = longest(kv_indptr, torch.sym_min(max_kv_len, k.shape[0]))
     places = rows_of(kv_indptr, keys)
     queries = longest(qo_indptr, torch.sym_min(max_qo_len, q.shape[0]))
-    wide = take(k, *places), take(v, *places)
+    k, v = take(k, *places), take(v, *places)
     numbers = is_causal, scale, window_left, logits_soft_cap
-    return attend(q, *wide, qo_indptr, lengths(kv_indptr), queries, *numbers)
+    return attend(q, k, v, qo_indptr, lengths(kv_indptr), queries, *numbers)
 
 
 def attend(

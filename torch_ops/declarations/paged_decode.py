@@ -58,10 +58,10 @@ def paged_decode(
 
     Source: Kwon et al., PagedAttention (arXiv 2309.06180).
     """
-    pages = _paged.gather(k_cache, v_cache, kv_indptr, kv_indices, kv_last_page_len)
+    k, v, tokens = _paged.gather(k_cache, v_cache, kv_indptr, kv_indices, kv_last_page_len)
     one_each = torch.arange(q.shape[0] + 1, device=q.device)
     numbers = False, scale, window_left, logits_soft_cap
-    return _ragged.attend(q, *pages[:2], one_each, pages[2], 1, *numbers)[0]
+    return _ragged.attend(q, k, v, one_each, tokens, 1, *numbers)[0]
 
 
 @paged_decode.check

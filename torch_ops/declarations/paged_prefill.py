@@ -62,10 +62,10 @@ def paged_prefill(
 
     Source: Kwon et al., PagedAttention (arXiv 2309.06180).
     """
-    pages = _paged.gather(k_cache, v_cache, kv_indptr, kv_indices, kv_last_page_len)
+    k, v, tokens = _paged.gather(k_cache, v_cache, kv_indptr, kv_indices, kv_last_page_len)
     most = _ragged.longest(qo_indptr, q.shape[0])
     numbers = is_causal, scale, window_left, logits_soft_cap
-    return _ragged.attend(q, *pages[:2], qo_indptr, pages[2], most, *numbers)[0]
+    return _ragged.attend(q, k, v, qo_indptr, tokens, most, *numbers)[0]
 
 
 @paged_prefill.check

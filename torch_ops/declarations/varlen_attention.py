@@ -58,9 +58,8 @@ def varlen_attention(
 
     Source: Dao, FlashAttention-2 (arXiv 2307.08691): packed sequences, bottom-right mask.
     """
-    lengths = max_qo_len, max_kv_len
     numbers = is_causal, scale, window_left, logits_soft_cap
-    return _ragged.reference(q, k, v, qo_indptr, kv_indptr, *lengths, *numbers)[0]
+    return _ragged.reference(q, k, v, qo_indptr, kv_indptr, max_qo_len, max_kv_len, *numbers)[0]
 
 
 @varlen_attention.check
@@ -77,9 +76,10 @@ def _check(
     window_left: int = -1,
     logits_soft_cap: float = 0.0,
 ) -> None:
-    lengths = max_qo_len, max_kv_len
     numbers = scale, window_left, logits_soft_cap
-    _ragged.check_packed("varlen_attention", q, k, v, qo_indptr, kv_indptr, *lengths, *numbers)
+    _ragged.check_packed(
+        "varlen_attention", q, k, v, qo_indptr, kv_indptr, max_qo_len, max_kv_len, *numbers
+    )
 
 
 @varlen_attention.debug_check

@@ -59,9 +59,8 @@ def varlen_attention_with_lse(
 
     Source: Dao, FlashAttention-2 (arXiv 2307.08691): packed sequences, bottom-right mask.
     """
-    lengths = max_qo_len, max_kv_len
     numbers = is_causal, scale, window_left, logits_soft_cap
-    return _ragged.reference(q, k, v, qo_indptr, kv_indptr, *lengths, *numbers)
+    return _ragged.reference(q, k, v, qo_indptr, kv_indptr, max_qo_len, max_kv_len, *numbers)
 
 
 @varlen_attention_with_lse.check
@@ -78,10 +77,9 @@ def _check(
     window_left: int = -1,
     logits_soft_cap: float = 0.0,
 ) -> None:
-    lengths = max_qo_len, max_kv_len
     numbers = scale, window_left, logits_soft_cap
     _ragged.check_packed(
-        "varlen_attention_with_lse", q, k, v, qo_indptr, kv_indptr, *lengths, *numbers
+        "varlen_attention_with_lse", q, k, v, qo_indptr, kv_indptr, max_qo_len, max_kv_len, *numbers
     )
 
 

@@ -135,7 +135,8 @@ class Proof:
             Spec, the argument's name and the content that the operand gives. Tables are made so,
             and what no kernel may read.
         mutates: Arguments that the op writes; they are its outputs.
-        cost: Divides the number of examples, for ops whose oracle is slow.
+        cost: Divides the number of examples, for ops whose oracle is slow; past 4, also of those
+            that are traced and compiled.
     """
 
     op: str

@@ -46,6 +46,7 @@ OPCHECK_EVERY = 10
 # Of the covering rows: traced in 0.02 to 0.13 s each, compiled in 0.07 to 0.3 s (measured, CPU).
 TRACED_EVERY = {"dev": 9, "torch_ops_ci": 3}
 COMPILED_EVERY = {"dev": 27, "torch_ops_ci": 9}
+COSTLY = 4
 MINIMUM_SHARE = 4
 
 
@@ -215,8 +216,13 @@ class _Run:
             return counted  # refused, one and all: what is drawn would be, too
         name = self.profile.name
         self.opchecks = self._operator("opcheck", [*rows[::OPCHECK_EVERY], *zero])
-        self.traced = self._operator("traced", rows[:: TRACED_EVERY.get(name, 1)])
-        self.compiled = self._operator("compiled", rows[:: COMPILED_EVERY.get(name, 1)])
+        thinner = max(self.proof.cost // COSTLY, 1)  # for ops of many arguments
+        traced, compiled = (
+            thinner * every[name] if name in every else 1
+            for every in (TRACED_EVERY, COMPILED_EVERY)
+        )
+        self.traced = self._operator("traced", rows[::traced])
+        self.compiled = self._operator("compiled", rows[::compiled])
         return counted + self._generated()
 
     def _judge(self, counted: int) -> Cell:

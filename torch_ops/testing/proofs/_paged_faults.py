@@ -20,7 +20,7 @@ def _slots(change: Slots) -> Where:
     """Other slots for each token, inside the pool."""
 
     def where(args: Arguments, runs: list[Run]) -> list[Run]:
-        return [replace(run, keys=change(*run.keys, args)) for run in runs]
+        return [replace(run, keys=change(run.keys[0], run.keys[1], args)) for run in runs]
 
     return where
 

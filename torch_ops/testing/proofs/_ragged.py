@@ -204,9 +204,9 @@ def spec_of(
     tables = {n: Operand("int32", regime="first", high=1) for n in form.tables}
     plain = {n: Operand(dtype) for n in ("q", form.keys, form.values)}
     numbers = {"is_causal": False, "scale": None, "window_left": -1, "logits_soft_cap": 0.0}
-    spec = Spec.of(op, dims, plain | tables | looks, {}, seed)
+    spec = Spec.of(op, dims, {**plain, **tables, **looks}, {}, seed)
     most = {f"max_{what}_len": max(lengths(spec, what), default=0) + slack for what in ("qo", "kv")}
-    known = most | numbers | params
+    known = {**most, **numbers, **params}
     return spec.replace(params={n: known[n] for n in form.arguments if n in known})
 
 

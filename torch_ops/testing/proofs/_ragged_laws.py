@@ -59,7 +59,7 @@ def _finite(form: Form, trial: Trial, *names: str) -> bool:
 
 def _read(form: Form, trial: Trial, name: str) -> Tensor:
     """What is read of queries, keys or values; the rest is zeros."""
-    value = trial.args[name]
+    value: Tensor = trial.args[name]
     if name == "q":
         keep = torch.zeros(len(value), dtype=torch.bool, device=value.device)
         for run in form.runs(trial.args):
@@ -104,7 +104,7 @@ def _unseen_keys(form: Form, trial: Trial) -> Pairs:
     if not _finite(form, trial, form.keys, form.values):
         return None
     k, v = trial.args[form.keys].clone(), trial.args[form.values].clone()
-    rows = []
+    rows: list[int] = []
     for run in form.runs(trial.args):
         mask = seen(trial.args, run)
         half = (len(mask) + 1) // 2
@@ -170,13 +170,9 @@ def _unread(form: Form, trial: Trial) -> Pairs:
         changed["kv_indices"][int(args["kv_indptr"][-1]) :] = 0
         pages = args["kv_indptr"][1:] - args["kv_indptr"][:-1]
         changed["kv_last_page_len"] = args["kv_last_page_len"].masked_fill(pages == 0, 1)
-    if all(_same(args[name], value) for name, value in changed.items()):
+    if all(torch.equal(args[name], value) for name, value in changed.items()):  # NaN differs
         return None
     return equal("other content of what isn't read", trial.run(**changed), trial.outputs)
-
-
-def _same(a: Tensor, b: Tensor) -> bool:
-    return torch.equal(a, b)  # NaN differs
 
 
 def reordered(form: Form, args: Arguments, order: Sequence[int]) -> tuple[Arguments, list[int]]:
@@ -216,10 +212,12 @@ def _sequences(form: Form, trial: Trial) -> Pairs:
         if order:
             args, rows = reordered(form, trial.args, order)
             base = [output[rows] for output in trial.outputs]
-            pairs += close(
-                trial, f"sequences: {what}", trial.run(**args), base, lambda b, r=rows: b[r]
-            )
+            pairs += close(trial, f"sequences: {what}", trial.run(**args), base, _taking(rows))
     return pairs
+
+
+def _taking(rows: list[int]) -> Callable[[Tensor], Tensor]:
+    return lambda bound: bound[rows]
 
 
 def _by_groups(x: Tensor, kv_heads: int) -> Tensor:
@@ -260,7 +258,7 @@ def _later_queries(form: Form, trial: Trial) -> Pairs:
     bounds = torch.tensor([0, *sizes]).cumsum(0).to(torch.int32).to(trial.args["q"].device)
     got = trial.run(q=trial.args["q"][rows], qo_indptr=bounds)
     base = [output[rows] for output in trial.outputs]
-    return close(trial, "later queries alone", got, base, lambda b: b[rows])
+    return close(trial, "later queries alone", got, base, _taking(rows))
 
 
 def _larger_bounds(form: Form, trial: Trial) -> Pairs:
