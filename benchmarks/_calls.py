@@ -14,9 +14,9 @@ from benchmarks import _measure
 from torch_ops import kernels, selector
 from torch_ops.declarations import catalogue
 from torch_ops.platform import Platform
-from torch_ops.testing.arguments import make, to_device
+from torch_ops.testing.arguments import filler, make, to_device
 from torch_ops.testing.proof import Arguments, proof_of
-from torch_ops.testing.spec import Operand, Spec
+from torch_ops.testing.spec import Spec
 
 EAGER, SELECTED = "eager", "selected"
 BACKENDS = ("torch", "inductor", "triton", "sgl_kernel", "flashinfer")
@@ -124,39 +124,42 @@ class Maker:
 
     def __init__(self, device: torch.device, limit: int) -> None:
         self.device, self.limit = device, limit
-        self._kept: dict[tuple[Operand, tuple[int, ...], str], Tensor] = {}
+        self._kept: dict[tuple[Any, ...], Tensor] = {}
 
     def __call__(self, spec: Spec) -> Arguments:
         """Make a call's arguments; nobody may write to them."""
         return _arguments(spec, self._tensor)
 
-    def _tensor(self, operand: Operand, shape: tuple[int, ...], key: str) -> Tensor:
-        tensor = self._kept.get((operand, shape, key))
+    def _tensor(self, spec: Spec, name: str, shape: tuple[int, ...]) -> Tensor:
+        operand, key = spec.operand[name], f"{spec.seed}/{name}"
+        fill = filler(proof_of(spec.op), spec, name)
+        known = operand, shape, key, None if fill is None else spec.dims
+        tensor = self._kept.get(known)
         if tensor is None:
-            tensor = to_device(make(operand, shape, key), self.device)
+            tensor = to_device(make(operand, shape, key, fill), self.device)
             held = sum(t.untyped_storage().nbytes() for t in (tensor, *self._kept.values()))
             if held > self.limit:
                 self._kept.clear()
             else:
-                self._kept[operand, shape, key] = tensor
+                self._kept[known] = tensor
         return tensor
 
 
 def on_meta(spec: Spec) -> Arguments:
     """Make a call's arguments without data: enough to count its work."""
 
-    def empty(operand: Operand, shape: tuple[int, ...], _: str) -> Tensor:
-        return torch.empty(shape, dtype=getattr(torch, operand.dtype), device="meta")
+    def empty(spec: Spec, name: str, shape: tuple[int, ...]) -> Tensor:
+        return torch.empty(shape, dtype=getattr(torch, spec.operand[name].dtype), device="meta")
 
     return _arguments(spec, empty)
 
 
-def _arguments(spec: Spec, tensor: Callable[[Operand, tuple[int, ...], str], Tensor]) -> Arguments:
+def _arguments(spec: Spec, tensor: Callable[[Spec, str, tuple[int, ...]], Tensor]) -> Arguments:
     proof, operands, params = proof_of(spec.op), spec.operand, spec.param
     shapes, found = proof.shapes(spec), dict[str, Any]()
     for name in proof.arguments:
         if name in operands:
-            found[name] = tensor(operands[name], shapes[name], f"{spec.seed}/{name}")
+            found[name] = tensor(spec, name, shapes[name])
         else:
             found[name] = params.get(name)
     return found

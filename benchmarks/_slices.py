@@ -1,7 +1,7 @@
 """Exact results for parts of a call that is too large for the float64 oracle.
 
 A part is a smaller call of the same op, whose results are the whole call's on some rows, or, for
-attention, on some queries and heads.
+attention, on some queries and heads, or on some sequences.
 """
 
 from __future__ import annotations
@@ -19,7 +19,11 @@ from benchmarks._work import ATTENTION, outputs_of
 from torch_ops.declarations import catalogue
 from torch_ops.testing.compare import ViolationError, check_output
 from torch_ops.testing.proof import Arguments, Output, Proof
+from torch_ops.testing.proofs._paged import DECODE, PREFILL
+from torch_ops.testing.proofs._ragged import PACKED
+from torch_ops.testing.proofs._ragged_laws import reordered
 
+FORMS = (PACKED, PREFILL, DECODE)
 # All rows read these; everything else has a row a token along its first axis.
 SHARED = ("weight", "bias", "cos_sin_cache")
 ROW_ELEMENTS = 1 << 22  # of all tensors of a part together
@@ -104,7 +108,31 @@ def _refuse_nan(outputs: Sequence[Tensor], expected: Sequence[Expected]) -> None
 
 def parts_of(op: str, args: Arguments) -> list[Part]:
     """Give the whole call where it is small, else parts that lie at both ends and in between."""
-    return list(_attention_parts(args) if op in ATTENTION else _row_parts(args))
+    if op in ATTENTION:
+        return list(_attention_parts(args))
+    if "kv_indptr" in args:
+        return list(_sequence_parts(args))
+    if catalogue()[op].mutates and "slot_mapping" in args:
+        return [Part("whole caches", args, lambda output: output)]
+    return list(_row_parts(args))
+
+
+def _sequence_parts(args: Arguments) -> Iterator[Part]:
+    """The first, middle and last sequence: the last of its queries, which stand at its end."""
+    form = next(form for form in FORMS if form.arguments == tuple(args))
+    runs, heads = form.runs(args), args["q"].shape[1]
+    for b in sorted({0, len(runs) // 2, len(runs) - 1}) if runs else ():
+        smaller, rows = reordered(form, args, [b])
+        count = max(1, LOGITS // (heads * max(len(runs[b].keys[0]), 1)))
+        rows = rows[-count:]
+        if "qo_indptr" in args:
+            smaller["q"] = args["q"][rows]
+            smaller["qo_indptr"] = args["qo_indptr"].new_tensor([0, len(rows)])
+
+        def take(output: Tensor, rows: list[int] = rows) -> Tensor:
+            return output[rows]
+
+        yield Part(f"sequence {b}, last {len(rows)} queries", smaller, take)
 
 
 def _row_parts(args: Arguments) -> Iterator[Part]:

@@ -39,10 +39,14 @@ def work(op: str, args: Arguments) -> Work:
     """Count a call's work.
 
     bytes = sum of all tensors that are read + sum of all that are written, where an argument that
-    the op changes is both. Of a table of cosines and sines one row a token is read.
+    the op changes is both. Of a table of cosines and sines one row a token is read; of a cache that
+    is appended to, what is appended is written.
     flops, of attention = 2 (D + Dv) B H pairs: a multiplication and an addition for each element
     of a query and of a value, for each visible pair of a query and a key.
     """
+    if "slot_mapping" in args:
+        rows = _bytes(args["k"]) + _bytes(args["v"])
+        return Work(2 * rows + _bytes(args["slot_mapping"]), None)
     read = [a for n, a in args.items() if isinstance(a, Tensor) and n != "cos_sin_cache"]
     moved = sum(_bytes(tensor) for tensor in (*read, *outputs_of(op, args)))
     if "cos_sin_cache" in args:

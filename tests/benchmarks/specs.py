@@ -9,7 +9,7 @@ from torch_ops.testing.spec import Operand, Spec
 
 
 def small(op: str, tokens: int = 4) -> Spec:
-    """A call in bfloat16 of so many rows; of attention, so many queries."""
+    """A call in bfloat16 of so many rows; of attention, so many queries, or sequences."""
     if op.startswith("attention"):
         return attention(op, queries=tokens)
     spec = proof_of(op).zero("bfloat16")[0]

@@ -46,6 +46,13 @@ BYTES = {
         {"v_a": V, "s_a": V[..., 0], "v_b": V, "s_b": V[..., 0]},
         3 * 3 * 2 * 4 * 4 + 3 * 3 * 2 * 4,
     ),
+    "append_paged_kv_": (
+        {
+            "k": V, "v": V[:, :1], "k_cache": torch.empty(9, 8, 2, 4),
+            "v_cache": torch.empty(9, 8, 1, 4), "slot_mapping": torch.zeros(3, dtype=torch.int64),
+        },
+        2 * (3 * 2 * 4 + 3 * 1 * 4) * 4 + 3 * 8,
+    ),
     "attention": (_attention(), 512 + 256 + 512 + 1024),
     "attention_with_lse": (_attention(), 512 + 256 + 512 + 1024 + 2 * 4 * 4 * 4),
 }  # fmt: skip

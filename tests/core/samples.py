@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from torch_ops.declarations import catalogue
+from torch_ops.registry import registry
 
-HIDDEN = 16
+HIDDEN, PAGES = 16, 40
 Arguments = dict[str, Any]
 
 
@@ -70,7 +71,64 @@ def _merge(rows: int, dtype: torch.dtype) -> Arguments:
     }
 
 
+NUMBERS = {"scale": None, "window_left": -1, "logits_soft_cap": 0.0}
+
+
+def _indices(*numbers: int) -> Tensor:
+    return torch.tensor(numbers, dtype=torch.int32)
+
+
+def _varlen(rows: int, dtype: torch.dtype) -> Arguments:
+    """As many sequences, of one query and two keys."""
+    return {
+        "q": torch.randn(rows, 4, HIDDEN, dtype=dtype),
+        "k": torch.randn(2 * rows, 2, HIDDEN, dtype=dtype),
+        "v": torch.randn(2 * rows, 2, HIDDEN, dtype=dtype),
+        "qo_indptr": _indices(*range(rows + 1)),
+        "kv_indptr": _indices(*range(0, 2 * rows + 1, 2)),
+        "max_qo_len": 1,
+        "max_kv_len": 2,
+        "is_causal": True,
+        **NUMBERS,
+    }
+
+
+def _pages(rows: int, dtype: torch.dtype) -> Arguments:
+    """As many sequences of a page each, the first of one token, and pages of nobody."""
+    return {
+        "q": torch.randn(rows, 4, HIDDEN, dtype=dtype),
+        "k_cache": torch.randn(PAGES, 4, 2, HIDDEN, dtype=dtype),
+        "v_cache": torch.randn(PAGES, 4, 2, HIDDEN, dtype=dtype),
+        "kv_indptr": _indices(*range(rows + 1)),
+        "kv_indices": _indices(*range(PAGES - 1, PAGES - 1 - rows, -1)),
+        "kv_last_page_len": _indices(*(1 + i % 4 for i in range(rows))),
+    }
+
+
+def _decode(rows: int, dtype: torch.dtype) -> Arguments:
+    return _pages(rows, dtype) | NUMBERS
+
+
+def _prefill(rows: int, dtype: torch.dtype) -> Arguments:
+    made = _pages(rows, dtype)
+    first = {name: made.pop(name) for name in ("q", "k_cache", "v_cache")}
+    bounds = _indices(*range(rows + 1))
+    return first | {"qo_indptr": bounds} | made | {"is_causal": True} | NUMBERS
+
+
+def _append(rows: int, dtype: torch.dtype) -> Arguments:
+    """A row that is skipped, and others three slots apart."""
+    return {
+        "k": torch.randn(rows, 2, HIDDEN, dtype=dtype),
+        "v": torch.randn(rows, 2, HIDDEN, dtype=dtype),
+        "k_cache": torch.randn(PAGES, 4, 2, HIDDEN, dtype=dtype),
+        "v_cache": torch.randn(PAGES, 4, 2, HIDDEN, dtype=dtype),
+        "slot_mapping": 3 * torch.arange(rows) - 3,
+    }
+
+
 MAKERS: dict[str, Callable[[int, torch.dtype], Arguments]] = {
+    "append_paged_kv_": _append,
     "apply_rope": _rope,
     "apply_rope_": _rope,
     "attention": _attention,
@@ -82,12 +140,25 @@ MAKERS: dict[str, Callable[[int, torch.dtype], Arguments]] = {
     "gemma_rms_norm": _norm,
     "layer_norm": _layer_norm,
     "merge_state": _merge,
+    "paged_decode": _decode,
+    "paged_prefill": _prefill,
     "rms_norm": _norm,
     "silu_and_mul": _gate,
+    "varlen_attention": _varlen,
+    "varlen_attention_with_lse": _varlen,
 }
 OPS = sorted(MAKERS)
 BACKENDS = ("torch", "inductor")
-"""Those that a CPU has for every op."""
+"""Those that a CPU has, `torch` for every op."""
+
+
+def backends(op: str) -> list[str]:
+    """Name those of an op."""
+    registered = {spec.backend.value for spec in registry.get(op)}
+    return [name for name in BACKENDS if name in registered]
+
+
+CELLS = [(op, backend) for op in OPS for backend in backends(op)]
 
 
 def arguments(op: str, rows: int = 3, dtype: torch.dtype = torch.float32) -> Arguments:

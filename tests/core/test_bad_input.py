@@ -21,7 +21,7 @@ from torch_ops import ops, policy, runtime
 from torch_ops.declarations import catalogue
 
 from . import samples
-from .samples import BACKENDS, OPS, Arguments
+from .samples import BACKENDS, CELLS, OPS, Arguments, backends
 
 Change = Callable[[Arguments], dict[str, Any]]
 Case = tuple[str, str, Change, type[Exception], str]
@@ -123,6 +123,111 @@ ATTENTION = [
     case("logits_soft_cap", "negative", put("logits_soft_cap", -1.0), r"-1\.0", "a number >= 0"),
     case("logits_soft_cap", "nan", put("logits_soft_cap", float("nan")), "nan", "a number >= 0"),
 ]
+NUMBERS = ATTENTION[-5:]
+
+
+def index(name: str) -> list[Any]:
+    """Not int32, not a vector, not on the device of the queries."""
+    return [
+        case(name, "dtype", to(name, torch.int64), r"torch\.int64", r"torch\.int32"),
+        case(name, "rank", lambda args: {name: args[name][None]}, "of shape", "rank 1, a vector"),
+        case(name, "device", to(name, "meta"), "on device", "as 'q'"),
+    ]
+
+
+QUERIES = [
+    *floats("q"),
+    case("q", "rank", rank("q", 3, 16), r"of shape \[3, 16\]", r"rank 3, \["),
+]
+VARLEN = [
+    *QUERIES,
+    case("k", "rank", rank("k", 3, 16), r"of shape \[3, 16\]", r"\[N, K, 16\], D of 'q'"),
+    case("k", "head_dim", cut("k"), r"of shape \[6, 2, 15\]", r"\[N, K, 16\], D of 'q'"),
+    case("k", "dtype", to("k", torch.float16), r"torch\.float16", "as 'q'"),
+    case("v", "rows", cut("v", 0), r"of shape \[5, 2, 16\]", r"\[6, 2, 'D'\], N and K of 'k'"),
+    case("v", "dtype", to("v", torch.float16), r"torch\.float16", "as 'q'"),
+    case("v", "device", to("v", "meta"), "on device", "as 'q'"),
+    case(
+        "k",
+        "heads",
+        lambda args: {n: args[n].new_zeros(6, 3, 16) for n in ("k", "v")},
+        "of 3 heads",
+        "a divisor of the 4 heads of 'q'",
+    ),
+    *index("qo_indptr"),
+    case("qo_indptr", "empty", lambda a: {"qo_indptr": a["qo_indptr"][:0]}, r"of shape \[0\]", "B"),
+    *index("kv_indptr"),
+    case("kv_indptr", "short", cut("kv_indptr"), r"of shape \[3\]", r"\[4\], \[B \+ 1\] of 'qo_in"),
+    case("max_qo_len", "negative", put("max_qo_len", -1), "-1", "a number >= 0"),
+    case("max_kv_len", "negative", put("max_kv_len", -2), "-2", "a number >= 0"),
+    *NUMBERS,
+]
+PAGES = [
+    case("k_cache", "rank", rank("k_cache", 4, 2, 16), r"of shape \[4, 2, 16\]", "page_size >= 1"),
+    case("k_cache", "head_dim", cut("k_cache"), r"of shape \[40, 4, 2, 15\]", "K, 16"),
+    case("k_cache", "no slots", rank("k_cache", 40, 0, 2, 16), "of shape", "page_size >= 1"),
+    case("v_cache", "pages", cut("v_cache", 0), r"of shape \[39, 4, 2, 16\]", r"\[40, 4, 2, 'D'\]"),
+]
+PAGED = [
+    *QUERIES,
+    *PAGES,
+    case("k_cache", "dtype", to("k_cache", torch.float16), r"torch\.float16", "as 'q'"),
+    case("v_cache", "dtype", to("v_cache", torch.float16), r"torch\.float16", "as 'q'"),
+    case("v_cache", "device", to("v_cache", "meta"), "on device", "as 'q'"),
+    case(
+        "k_cache",
+        "heads",
+        lambda args: {n: args[n].new_zeros(40, 4, 3, 16) for n in ("k_cache", "v_cache")},
+        "of 3 heads",
+        "a divisor of the 4 heads of 'q'",
+    ),
+    *index("kv_indptr"),
+    case("kv_indptr", "short", cut("kv_indptr"), r"of shape \[3\]", r"\[4\], a bound more than"),
+    *index("kv_indices"),
+    *index("kv_last_page_len"),
+    case(
+        "kv_last_page_len", "short", cut("kv_last_page_len"), r"of shape \[2\]", r"\[3\], one a se"
+    ),
+    *NUMBERS,
+]
+PREFILL = [
+    *PAGED,
+    *index("qo_indptr"),
+    case("qo_indptr", "empty", lambda a: {"qo_indptr": a["qo_indptr"][:0]}, r"of shape \[0\]", "B"),
+]
+APPEND = [
+    *floats("k"),
+    case("k", "rank", rank("k", 3, 16), r"of shape \[3, 16\]", r"rank 3, \[T, K, D\]"),
+    case("v", "tokens", cut("v", 0), r"of shape \[2, 2, 16\]", r"\[3, 2, Dv\], as 'k'"),
+    case("v", "dtype", to("v", torch.float16), r"torch\.float16", "as 'k'"),
+    *PAGES,
+    case(
+        "k_cache",
+        "heads",
+        lambda args: {n: args[n][:, :, :1] for n in ("k_cache", "v_cache")},
+        r"of shape \[40, 4, 1, 16\]",
+        "the heads of 'k'",
+    ),
+    case("v_cache", "head_dim", cut("v_cache"), r"of shape \[40, 4, 2, 15\]", "the heads of 'v'"),
+    case("k_cache", "dtype", to("k_cache", torch.float16), r"torch\.float16", "as 'k'"),
+    case("v_cache", "device", to("v_cache", "meta"), "on device", "as 'k'"),
+    case("slot_mapping", "dtype", to("slot_mapping", torch.int32), r"torch\.int32", "torch.int64"),
+    case("slot_mapping", "short", cut("slot_mapping"), r"of shape \[2\]", r"\[3\], \[T\] of 'k'"),
+    case("slot_mapping", "device", to("slot_mapping", "meta"), "on device", "as 'k'"),
+    case(
+        "k_cache", "is values", lambda a: {"v_cache": a["k_cache"]}, "at offset 0", "clone one of"
+    ),
+    case(
+        "k_cache", "holds rows", lambda a: {"k": a["k_cache"][0][:3]}, "at offset 0", "clone one of"
+    ),
+    case(
+        "v_cache",
+        "expanded",
+        lambda args: {"v_cache": torch.zeros(1, 4, 2, 16).expand(40, 4, 2, 16)},
+        r"of strides \[0, 32, 16, 1\]",
+        "clone it first",
+    ),
+]
 MERGE = [
     *floats("v_a"),
     case("v_a", "rank", rank("v_a", 3, 16), r"of shape \[3, 16\]", r"rank 3, \[T, H, D\]"),
@@ -192,6 +297,7 @@ SHARED_ROPE = [
     ),
 ]
 BAD: dict[str, list[Any]] = {
+    "append_paged_kv_": APPEND,
     "apply_rope": ROPE,
     "apply_rope_": [*ROPE, *SHARED_ROPE],
     "attention": ATTENTION,
@@ -203,8 +309,12 @@ BAD: dict[str, list[Any]] = {
     "gemma_rms_norm": NORM,
     "layer_norm": [*NORM, *vector("bias")],
     "merge_state": MERGE,
+    "paged_decode": PAGED,
+    "paged_prefill": PREFILL,
     "rms_norm": NORM,
     "silu_and_mul": GATE,
+    "varlen_attention": VARLEN,
+    "varlen_attention_with_lse": VARLEN,
 }
 CASES = [
     pytest.param(op, *found[2:], id=f"{op}-{found[0]}-{found[1].replace(' ', '_')}")
@@ -267,8 +377,8 @@ def test_eager(op: str, change: Change, kind: type[Exception], message: str) -> 
         lambda: packet(*args.values()),
         lambda: packet.default(**args),
         lambda: getattr(ops, op)(**args),
-        *(lambda b=b: packet.backend(*args.values(), b) for b in BACKENDS),
-        *(lambda b=b: getattr(ops, op)(**args, backend=b) for b in BACKENDS),
+        *(lambda b=b: packet.backend(*args.values(), b) for b in backends(op)),
+        *(lambda b=b: getattr(ops, op)(**args, backend=b) for b in backends(op)),
     ]
     texts = set()
     for call in calls:
@@ -291,7 +401,7 @@ def test_fake(op: str, change: Change, kind: type[Exception], message: str) -> N
     with mode:
         with pytest.raises(kind, match=rf"op '{op}': {message}"):
             packet(*fakes.values())
-        for backend in BACKENDS:
+        for backend in backends(op):
             with pytest.raises(kind, match=rf"op '{op}': {message}"):
                 packet.backend(*fakes.values(), backend)
 
@@ -310,8 +420,7 @@ def test_compiled(op: str, change: Change, kind: type[Exception], message: str) 
     assert untouched(before)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize(("op", "backend"), CELLS)
 @pytest.mark.usefixtures("nothing_starts")
 def test_compiled_with_a_chosen_backend(op: str, backend: str) -> None:
     """The first case of each op, a wrong dtype, through the other overload."""
@@ -343,7 +452,7 @@ def test_not_a_tensor(op: str, name: str) -> None:
     accepted = "a Tensor or None" if optional else "a Tensor"
     for value in ([1.0], 1.0, "x", torch.nn.Linear(1, 1)):
         text = f"op '{op}': argument '{name}' must be {accepted}, received {type(value).__name__}"
-        for backend in (None, *BACKENDS):
+        for backend in (None, *backends(op)):
             with pytest.raises(TypeError, match=f"^{text}$"):
                 getattr(ops, op)(**args | {name: value}, backend=backend)
         with pytest.raises(RuntimeError, match=f"argument '{name}'"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import random
 import threading
 from collections.abc import Callable, Iterator
@@ -21,7 +22,7 @@ from torch_ops.declarations import catalogue
 
 from . import samples
 from .conftest import Install
-from .samples import BACKENDS, OPS, Arguments
+from .samples import CELLS, OPS, Arguments
 from .toy import Toy
 
 VALUES = {"torch": 1.0, "inductor": 2.0, "triton": 3.0}
@@ -98,8 +99,14 @@ def test_one_graph_where_shapes_are_dynamic_from_the_start(op: str) -> None:
     packet: Any = getattr(torch.ops.torch_ops, op)
     compiled, counter = counted(packet, dynamic=True)
     for rows in (7, 9, 31):  # no size of another dimension: equal ones are taken for one
-        args = samples.arguments(op, rows)
-        compiled(*(value for value in args.values() if isinstance(value, Tensor)))
+        args, parameters = samples.arguments(op, rows), catalogue()[op].signature.parameters
+        compiled(
+            *(
+                value
+                for name, value in args.items()
+                if isinstance(value, Tensor) or parameters[name].default is inspect.Parameter.empty
+            )
+        )
     assert counter.frame_count == 1
 
 
@@ -388,8 +395,7 @@ def test_the_profiler_sees_the_kernel_that_explain_names(outer: str, install: In
 # ------------------------------------------------------------------ gradients
 
 
-@pytest.mark.parametrize("backend", [None, *BACKENDS])
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize(("op", "backend"), [*((op, None) for op in OPS), *CELLS])
 def test_an_input_that_requires_grad_is_refused_alike(op: str, backend: str | None) -> None:
     """The same text in eager and compiled code, for every floating tensor argument."""
     args = samples.arguments(op)

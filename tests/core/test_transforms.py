@@ -16,7 +16,7 @@ from torch_ops import NoBackwardError, ops
 from torch_ops.declarations import catalogue
 
 from . import samples
-from .samples import BACKENDS, OPS
+from .samples import BACKENDS, CELLS, OPS
 
 # PyTorch's own forward mode scripts its decompositions when it is used first.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
@@ -64,8 +64,7 @@ def test_every_op_refuses(op: str) -> None:
         jvp(function, (x,), (torch.ones_like(x),))
 
 
-@pytest.mark.parametrize("backend", [None, *BACKENDS])
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize(("op", "backend"), [*((op, None) for op in OPS), *CELLS])
 def test_dual_tensors_are_refused(op: str, backend: str | None) -> None:
     """A kernel that isn't made of ATen calls would drop the tangent."""
     function, x = of_first(op, backend)

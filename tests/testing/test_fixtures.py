@@ -21,14 +21,17 @@ from .fixtures import generate
 CASES: list[dict[str, Any]] = json.loads(generate.FILE.read_text())
 IDS = [f"{i}-{case['op']}" for i, case in enumerate(CASES)]
 FLOAT32 = ("cos_sin_cache", "s_a", "s_b")
+INT32 = ("qo_indptr", "kv_indptr", "kv_indices", "kv_last_page_len")
+INT64 = ("positions", "slot_mapping")
 
 
 def _arguments(case: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
     def one(name: str, value: Any) -> Any:
         if not isinstance(value, list):
             return value
-        kind = torch.float32 if name in FLOAT32 else dtype
-        return torch.tensor(value, dtype=torch.int64 if name == "positions" else kind)
+        kinds = ((FLOAT32, torch.float32), (INT32, torch.int32), (INT64, torch.int64))
+        kind = next((kind for names, kind in kinds if name in names), dtype)
+        return torch.tensor(value, dtype=kind)
 
     return {name: one(name, value) for name, value in case["args"].items()}
 

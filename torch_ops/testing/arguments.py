@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from torch_ops.testing import layouts, values
-from torch_ops.testing.proof import Arguments, proof_of
+from torch_ops.testing.proof import Arguments, Proof, proof_of
 from torch_ops.testing.spec import Operand, Spec
 
 
@@ -34,7 +34,9 @@ def build(spec: Spec, device: torch.device | str = "cpu") -> Arguments:
     out: Arguments = {}
     for name in proof.arguments:
         if name in operands:
-            host = make(operands[name], shapes[name], f"{spec.seed}/{name}", filler(spec, name))
+            host = make(
+                operands[name], shapes[name], f"{spec.seed}/{name}", filler(proof, spec, name)
+            )
             out[name] = to_device(host, torch.device(device))
         elif name in params:
             out[name] = params[name]
@@ -43,10 +45,9 @@ def build(spec: Spec, device: torch.device | str = "cpu") -> Arguments:
     return out
 
 
-def filler(spec: Spec, name: str) -> Callable[[Tensor], Tensor] | None:
+def filler(proof: Proof, spec: Spec, name: str) -> Callable[[Tensor], Tensor] | None:
     """What the proof makes of the content of one argument, None where that is left as it is."""
-    fill = proof_of(spec.op).fill
-    return None if fill is None else functools.partial(fill, spec, name)
+    return None if proof.fill is None else functools.partial(proof.fill, spec, name)
 
 
 def make(

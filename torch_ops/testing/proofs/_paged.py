@@ -40,7 +40,7 @@ DIMS: dict[str, Dims] = {
         [33, 17], [128, 26], kv_heads=1, group=2, head_dim=128, pad=0, page_size=13, spare=1,
     ),
     "far": sized(
-        [3, 2], [5, 9], kv_heads=1, group=2, head_dim=4, pad=1, page_size=1, spare=70_000,
+        [3, 2], [5, 9], kv_heads=1, group=2, head_dim=1, pad=1, page_size=1, spare=66_000,
     ),
 }  # fmt: skip
 

@@ -185,6 +185,19 @@ def of_dense(form: Form, convert: Callable[[Kernel], Any]) -> list[Mutant]:
     ]
 
 
+def of_laws(form: Form, convert: Callable[[Kernel], Any]) -> list[Mutant]:
+    """The faults of dense attention that laws find, for the laws alone.
+
+    That the bound finds all of them is shown once, where the LSE is returned too.
+    """
+    found = []
+    for mutant in of_dense(form, convert):
+        laws = tuple(layer for layer in mutant.kills if layer != "bound")
+        if laws:
+            found.append(replace(mutant, kills=laws))
+    return found
+
+
 def of_rows(form: Form, convert: Callable[[Kernel], Any]) -> list[Mutant]:
     """Faults of where the queries of sequences are."""
 

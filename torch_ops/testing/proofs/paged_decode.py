@@ -27,7 +27,7 @@ proof = Proof(
     oracle=DECODE.out_only,
     laws=laws(DECODE, MOVED_PAGES, ONE_PAGE),
     mutants=(
-        *faults.of_dense(DECODE, faults.out_only),
+        *faults.of_laws(DECODE, faults.out_only),
         *faults.of_batches(DECODE, faults.out_only),
         *of_pages(DECODE, faults.out_only),
         *faults.generic(DECODE, faults.out_only),

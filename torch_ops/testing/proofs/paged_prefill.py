@@ -27,7 +27,7 @@ proof = Proof(
     oracle=PREFILL.out_only,
     laws=laws(PREFILL, LATER_QUERIES, MOVED_PAGES, ONE_PAGE),
     mutants=(
-        *faults.of_dense(PREFILL, faults.out_only),
+        *faults.of_laws(PREFILL, faults.out_only),
         *faults.of_rows(PREFILL, faults.out_only),
         *faults.of_batches(PREFILL, faults.out_only),
         *of_pages(PREFILL, faults.out_only),

@@ -25,7 +25,7 @@ proof = Proof(
     oracle=PACKED.out_only,
     laws=laws(PACKED, LATER_QUERIES, LARGER_BOUNDS),
     mutants=(
-        *faults.of_dense(PACKED, faults.out_only),
+        *faults.of_laws(PACKED, faults.out_only),
         *faults.of_rows(PACKED, faults.out_only),
         *faults.of_batches(PACKED, faults.out_only),
         *faults.of_packed(PACKED, faults.out_only),
