@@ -25,6 +25,7 @@ from torch_ops.declarations import catalogue
 
 TURNS, TURN_MILLISECONDS = 2, 100
 AHEAD_SECONDS = 120.0
+_REFERENCES = ("torch", "inductor")  # they hold all logits and padded keys, which may not fit
 _DECODE = "torch_ops.backends.triton._paged_decode"
 _Cell = dict[str, Any]
 
@@ -68,7 +69,7 @@ def _row(case: Case, device: torch.device, configs: bool, with_peers: bool) -> d
         calls |= peers(case, args)
     cells: dict[str, _Cell] = {}
     for name, call in calls.items():
-        cells[name] = _judged(case, args, call)
+        cells[name] = _judged(name, case, args, call)
     for _ in range(TURNS):
         for name, call in calls.items():
             if not cells[name]["reason"] and not isinstance(call, str):
@@ -83,15 +84,23 @@ def _row(case: Case, device: torch.device, configs: bool, with_peers: bool) -> d
     return {"op": case.op, "name": case.name, "bytes": case.bytes, "cells": cells}
 
 
-def _judged(case: Case, args: Args, call: Call | str) -> _Cell:
+def _text(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".replace("\n", " ")[:200]
+
+
+def _judged(name: str, case: Case, args: Args, call: Call | str) -> _Cell:
     if isinstance(call, str):
         return {"red": False, "reason": call}
     try:
         wrong = misses(case, args, call)
+    except torch.OutOfMemoryError as error:
+        if name not in _REFERENCES:
+            return {"red": True, "reason": _text(error)}
+        return {"red": False, "reason": f"a reference: {_text(error)}"}
     except torch.AcceleratorError:  # the GPU serves this process no more
         raise
     except Exception as error:  # of the candidate: it is reported, and the run isn't ok
-        wrong = f"{type(error).__name__}: {error}".replace("\n", " ")[:300]
+        wrong = _text(error)
     return {"red": wrong is not None, "reason": wrong}
 
 

@@ -15,7 +15,7 @@ from torch_ops.platform import Platform
 from ._attention import shared_memory
 from ._launch import Variant
 from ._paged_decode_kernel import decode, unite
-from ._pages import id_count, lane_of_steps, steps_of
+from ._pages import id_count, lane_of_steps, regular, steps_of
 from ._rows import power_of_two
 
 __all__ = ["CONFIGS", "Config", "config", "forward"]
@@ -25,6 +25,7 @@ _BYTES = 16
 _SMALL_WEIGHTS = 14.0  # as in dense attention: room for what is summed in float16
 _SEQUENCES = 512  # looked through at once for the owner of a piece
 _UNITED = 16  # pieces that are summed at once
+_ROWS = 32  # more go to tensor cores that mustn't run beside loads one by one: see `_attention`
 _LONGEST = 2**31 - 1
 _INTERPRETED_MULTIPROCESSORS = 4
 
@@ -36,7 +37,7 @@ class Config(NamedTuple):
         block_n: Keys of a step.
         warps: Warps of a program.
         stages: Steps whose keys and values are in flight.
-        programs: For each multiprocessor: how many programs long sequences are cut into.
+        programs: How many of them a multiprocessor runs at once.
         least: Steps that a piece has at least.
     """
 
@@ -51,29 +52,30 @@ class Config(NamedTuple):
 CONFIGS = tuple(
     Config(*numbers)
     for numbers in (
-        (64, 4, 3, 8, 4), (64, 4, 3, 16, 4), (64, 4, 3, 4, 4), (64, 4, 2, 12, 4), (64, 4, 4, 8, 4),
-        (32, 4, 3, 16, 4), (32, 4, 4, 12, 4), (32, 2, 3, 16, 4), (32, 2, 4, 16, 4),
-        (64, 2, 3, 8, 4), (64, 8, 3, 8, 4), (128, 4, 2, 8, 2), (128, 8, 2, 8, 2), (16, 2, 4, 32, 8),
+        (32, 2, 3, 5, 8), (32, 2, 3, 5, 4), (32, 2, 4, 4, 8), (32, 4, 3, 5, 8), (32, 4, 4, 4, 8),
+        (64, 2, 3, 3, 4), (64, 4, 3, 3, 4), (64, 4, 3, 3, 2), (64, 2, 2, 5, 4), (64, 2, 3, 6, 4),
+        (128, 4, 2, 3, 2), (128, 8, 2, 3, 2), (32, 2, 3, 10, 8), (16, 2, 4, 9, 16),
     )
 )  # fmt: skip
 
 
-def config(arch: str | None, itemsize: int, width: int) -> Config:
+def config(arch: str | None, itemsize: int, width: int, rows: int) -> Config:
     """Choose tile sizes; strides are no reason for others, which would sum in another order.
 
     Args:
         arch: ``"sm_90"``, ``"gfx942"``, None for the interpreter.
         itemsize: Bytes of an element.
         width: Padded length of a head, the longer one of keys' and values'.
+        rows: Query heads of a program, padded.
     """
     if arch is None:
         return Config(64, 4, 1, 4, 1)
     if itemsize == 4 or arch.startswith("gfx"):
-        return Config(32 if width <= 128 else 16, 4, 1, 8, 4)
-    chosen = Config(64, 4, 3, 8, 4)
-    while 2 * chosen.stages * chosen.block_n * width * itemsize > shared_memory(arch) // 2:
-        chosen = chosen._replace(block_n=chosen.block_n // 2, least=2 * chosen.least)
-    return chosen
+        return Config(32 if width <= 128 else 16, 4, 1, 4, 8)
+    chosen = Config(32, 2 if rows <= 16 and width <= 128 else 4, 3, 1, 8)
+    room = shared_memory(arch)
+    staged = 2 * (chosen.stages - 1) * chosen.block_n * width * itemsize + 4 * width * itemsize
+    return chosen._replace(programs=max(1, min(room // (staged + 1024), 8)))
 
 
 class Call(NamedTuple):
@@ -119,6 +121,7 @@ def forward(
         scale = q.shape[2] ** -0.5
     elif scale <= 0:  # scaled logits are largest where logits are for positive ones alone
         q, scale = (-q, -scale) if scale else (q * 0, 1.0)
+    q = regular(q)
     call = Call(
         (q.shape, k_cache.shape, v_cache.shape),
         (q.stride(), k_cache.stride(), v_cache.stride()),
@@ -171,12 +174,15 @@ class _Plan:
         steps = steps_of(call.shapes, call.strides)
         lane = lane_of_steps(steps, call.dtype.itemsize, call.aligned)
         group, self._value_dim = self._heads // kv_heads, shape[3]
-        chosen = call.chosen or _config(call.dtype, max(head_dim, shape[3]), call.device)
-        block_m = max(16, min(power_of_two(group), 64))
+        block_m = max(16, min(power_of_two(group), _ROWS))
+        width = max(16, power_of_two(max(head_dim, shape[3])))
+        chosen = call.chosen or config(_arch(call.device), call.dtype.itemsize, width, block_m)
         self._groups = kv_heads * -(-group // block_m)
         self._align = align = max(1, chosen.block_n // page)
         self._share = -(-chosen.least * chosen.block_n // (page * align)) * align
-        self._pieces = max(1, chosen.programs * _multiprocessors(call.device) // self._groups)
+        pieces = max(1, chosen.programs * _multiprocessors(call.device) // self._groups)
+        # Equally long sequences are cut into as many pieces each as run at once, and no more.
+        self._pieces = pieces // self._batch * self._batch or pieces
         self._span = call.window_left // page + 2 if call.window_left >= 0 else 0
         capped = call.logits_soft_cap > 0
         factor = call.scale * (2 * _LOG2_E / call.logits_soft_cap if capped else _LOG2_E)
@@ -229,10 +235,9 @@ def _multiprocessors(device: int) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
-def _config(dtype: torch.dtype, width: int, device: int) -> Config:
+def _arch(device: int) -> str | None:
     unknown = "gfx" if torch.version.hip else "sm"
-    arch = None if device < 0 else Platform.detect(f"cuda:{device}").arch or unknown
-    return config(arch, dtype.itemsize, max(16, power_of_two(width)))
+    return None if device < 0 else Platform.detect(f"cuda:{device}").arch or unknown
 
 
 @functools.cache

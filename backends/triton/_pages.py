@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 import triton.language as tl
+from torch import Tensor
 
 from ._launch import device_function
 
@@ -16,6 +18,8 @@ __all__ = [
     "listed_pages",
     "owner",
     "pages_of_keys",
+    "regular",
+    "regular_pages",
     "rows_of",
     "steps_of",
 ]
@@ -153,3 +157,31 @@ def id_count(block_n: int, page: int) -> int:
     if page % block_n == 0:
         return 1
     return block_n // page if block_n % page == 0 and block_n // page <= _MOST_IDS else 0
+
+
+def regular(t: Tensor) -> Tensor:
+    """Copy a tensor whose rows don't start at multiples of 16 bytes, where a copy's rows do.
+
+    Loaded element by element it would be summed in another order.
+    """
+    if _is_regular(t) or not _can_be_regular(t):
+        return t
+    return t.clone(memory_format=torch.contiguous_format)
+
+
+def regular_pages(k: Tensor, v: Tensor, indices: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """As `regular`, of the pages that are listed alone; gives keys, values and ids of pages."""
+    if not (_can_be_regular(k) and _can_be_regular(v)) or (_is_regular(k) and _is_regular(v)):
+        return k, v, indices
+    listed = indices.clamp(0, k.shape[0] - 1)
+    ids = torch.arange(listed.shape[0], dtype=torch.int32, device=indices.device)
+    return k.index_select(0, listed), v.index_select(0, listed), ids
+
+
+def _is_regular(t: Tensor) -> bool:
+    steps = steps_of((t.shape,), (t.stride(),))
+    return lane_of_steps(steps, t.element_size(), t.data_ptr() % _BYTES == 0) > 1
+
+
+def _can_be_regular(t: Tensor) -> bool:
+    return t.shape[-1] * t.element_size() % _BYTES == 0

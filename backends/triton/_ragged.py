@@ -12,18 +12,16 @@ from torch import Tensor
 
 from torch_ops.platform import Platform
 
-from ._attention import Config
-from ._attention import config as dense_config
+from ._attention import config
 from ._launch import Variant
-from ._pages import id_count, lane_of_steps, steps_of
+from ._pages import id_count, lane_of_steps, regular, regular_pages, steps_of
 from ._ragged_kernel import attend_ragged
 from ._rows import power_of_two
 
-__all__ = ["Bounds", "config", "forward"]
+__all__ = ["Bounds", "forward"]
 
 _LOG2_E = math.log2(math.e)
 _BYTES = 16
-_CONTIGUOUS = torch.contiguous_format
 _SMALL_WEIGHTS = 14.0  # as in dense attention: room for what is summed in float16
 _SEQUENCES = 512  # looked through at once for the owner of a tile
 _LONGEST = 2**31 - 1
@@ -43,16 +41,6 @@ class Bounds(NamedTuple):
     kv_indices: Tensor | None = None
     kv_last_page_len: Tensor | None = None
     longest: int | None = None
-
-
-def config(arch: str | None, itemsize: int, width: int, rows: int, lane: int) -> Config:
-    """Choose tile sizes as in dense attention.
-
-    Where elements are loaded one by one, tiles are too small for tensor cores that work on their
-    own, as there, but as many keys as elsewhere: strides are no reason to sum in another order.
-    """
-    chosen = dense_config(arch, itemsize, width, rows, _BYTES // itemsize)
-    return chosen if lane > 1 else chosen._replace(block_m=min(chosen.block_m, 32))
 
 
 class _Call(NamedTuple):
@@ -93,9 +81,11 @@ def forward(
         scale = q.shape[2] ** -0.5
     elif scale <= 0:  # scaled logits are largest where logits are for positive ones alone
         q, scale = (-q, -scale) if scale else (q * 0, 1.0)
-    q = _regular(q)
+    q = regular(q)
     if indices is None:
-        k, v = _regular(k), _regular(v)
+        k, v = regular(k), regular(v)
+    else:
+        k, v, indices = regular_pages(k, v, indices)
     group = q.shape[1] // k.shape[-2]
     most = -(-q.shape[0] // batch) if bounds.longest is None else bounds.longest
     rows = next((tile for tile in (16, 32, 64) if most * group <= tile), 65)
@@ -106,21 +96,13 @@ def forward(
     )  # fmt: skip
     plan = _plan(call)
     slots = batch + 1 + q.shape[0] * group // plan.block_m
-    table = [None if t is None else t.contiguous() for t in bounds[:4]]
+    given = (bounds.qo_indptr, bounds.kv_indptr, indices, bounds.kv_last_page_len)
+    table = [None if t is None else t.contiguous() for t in given]
     plan.variant(
         slots * k.shape[-2], (q, k, v, *table, out, lse),
         (*plan.scaling, batch, q.shape[1], q.shape[0], listed, k.shape[0], *plan.steps),
     )  # fmt: skip
     return out, lse
-
-
-def _regular(t: Tensor) -> Tensor:
-    """Copy a tensor whose rows don't start at multiples of 16 bytes, unless a copy's don't."""
-    lane = _BYTES // t.element_size()
-    steps = steps_of((t.shape,), (t.stride(),))
-    if t.shape[-1] % lane or lane_of_steps(steps, t.element_size(), t.data_ptr() % _BYTES == 0) > 1:
-        return t
-    return t.clone(memory_format=_CONTIGUOUS)
 
 
 class _Plan(NamedTuple):
