@@ -157,6 +157,7 @@ def _inputs(
     )
     size = (layers, 2, batch * each, PAGE, shape["kv_heads"], shape["head_dim"])
     caches = torch.randn(size, device=device, dtype=torch.bfloat16)
+    torch._dynamo.mark_static_address(caches)  # else CUDA graphs refuse inputs that are written
     d = shape["head_dim"]
     angle = torch.outer(torch.arange(length), 10000.0 ** (-torch.arange(0, d, 2) / d))
     rope = torch.cat([angle.cos(), angle.sin()], 1).to(device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -34,9 +35,14 @@ def capture(device: torch.device, call: Callable[[], Outputs]) -> Captured | Exc
 def _recorded(device: torch.device, call: Callable[[], Outputs]) -> Captured:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+        gc.collect()  # what is freed in a capture, a module of kernels say, ends it
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            found = call()
+        gc.disable()
+        try:
+            with torch.cuda.graph(graph):
+                found = call()
+        finally:
+            gc.enable()
         return found, graph.replay
     found = call()
 

@@ -135,6 +135,7 @@ def test_a_captured_step_follows_its_metadata(
     assert not bodies
 
 
+@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty:UserWarning")  # PyTorch's own trees
 def test_swaps_between_steps_under_reduce_overhead(
     model: Steps, tensors: tuple[Tensor, Tensor], bodies: list[str]
 ) -> None:

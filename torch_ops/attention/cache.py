@@ -24,15 +24,24 @@ _Run = Callable[..., Tensor]
 
 
 class Cache:
-    """A layer's prepared implementations by family and place."""
+    """A layer's prepared implementations by family and place.
+
+    Attributes:
+        rules: What the layer was built with.
+        slot: Names the layer in graphs.
+        seen: Where and how the layer was called.
+        last: The last of these.
+        decoded: Whether the last call was of the decode phase.
+    """
 
     def __init__(self, rules: LayerRules) -> None:
         self.rules = rules
+        self.slot = 0
         self.seen: set[Place] = set()
         self.last: Place | None = None
-        self.decoded = False  # whether the last call was of the decode phase
+        self.decoded = False
         self._prepared: dict[_Key, PreparedAttention] = {}
-        self._judged_in: dict[_Key, int] = {}
+        self._fit: dict[AttentionBackend, int] = {}
         self._plans: tuple[int, dict[Any, _Run]] = (-1, {})
         self._lock = threading.RLock()
 
@@ -114,22 +123,24 @@ class Cache:
                     self._prepared[key] = prepared
             return prepared
 
-    def is_ready(self, member: AttentionBackend, place: Place) -> bool:
-        """Whether a family is prepared and nothing has changed since it was judged fit."""
-        key = (member, place)
-        return key in self._prepared and self._judged_in.get(key) == policy.generation
+    def fits(self, member: AttentionBackend) -> bool:
+        """Whether a family is prepared wherever the layer was seen, and nothing changed since."""
+        return self._fit.get(member) == policy.generation
 
-    def judged(self, key: _Key, generation: int) -> None:
-        """Remember that a family was judged fit under a policy's generation."""
-        self._judged_in[key] = generation
+    def judged(self, member: AttentionBackend, generation: int) -> None:
+        """Remember that a family fits under a policy's generation."""
+        self._fit[member] = generation
 
     def note(self, place: Place) -> None:
         """Remember where the layer is called, which need not be where it was moved to."""
-        self.seen.add(place)
+        if place not in self.seen:
+            self._fit.clear()
+            self.seen.add(place)
         self.last = place
 
     def forget_places(self) -> None:
         """The layer has moved: where it was called says nothing about where it will be."""
+        self._fit.clear()
         self.seen = set()
         self.last = None
 
@@ -143,7 +154,7 @@ class Cache:
         with self._lock:
             for key in self.held(member) - keys:
                 del self._prepared[key]
-                self._judged_in.pop(key, None)
+                self._fit.pop(member, None)
 
 
 def _refused(choice: MemberChoice, reason: str) -> BackendUnavailableError:

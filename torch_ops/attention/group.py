@@ -46,11 +46,11 @@ class State:
 
     @classmethod
     def of(cls, overrides: Mapping[int, Target]) -> State:
-        """Give the state with these overrides."""
-        content = frozenset(overrides.items())
-        state = _interned.get(content)
+        """Give the state with these overrides, less those of layers that are gone."""
+        state = _interned.get(frozenset(overrides.items()))
         if state is None:
-            state = _interned.setdefault(content, cls(overrides))
+            living = {slot: target for slot, target in overrides.items() if slot in _caches}
+            state = _interned.setdefault(frozenset(living.items()), cls(living))
         return state
 
 
@@ -79,9 +79,7 @@ class Group:
         """Give the route for the present overrides and these changes; storing it is the swap."""
         present = {} if not self._routes else dict(self.overrides)
         merged = {**present, **changes}
-        state = State.of(
-            {slot: one for slot, one in merged.items() if one is not None and slot in _caches}
-        )
+        state = State.of({slot: target for slot, target in merged.items() if target is not None})
         route = self._routes.pop(state, None)
         if route is None:
             route = _named(state.id)
@@ -117,9 +115,9 @@ default_group = Group()
 
 def new_slot(cache: Cache) -> Tensor:
     """Name a layer's cache in graphs."""
-    number = next(_ids)
-    _caches[number] = cache
-    return _named(number)
+    cache.slot = next(_ids)
+    _caches[cache.slot] = cache
+    return _named(cache.slot)
 
 
 def find(slot: Tensor, route: Tensor) -> tuple[Cache, Target | None]:

@@ -90,7 +90,7 @@ class Attention(nn.Module):
 
     @property
     def _override(self) -> Target | None:
-        return self._group.overrides.get(self._slot.shape[0])
+        return self._group.overrides.get(self._cache.slot)
 
     @property
     def spec(self) -> AttentionSpec:
@@ -228,7 +228,7 @@ def commit(overrides: Mapping[Attention, Target | None]) -> None:
     routes = {
         group: group.route_of(
             {
-                layer._slot.shape[0]: override
+                layer._cache.slot: override
                 for layer, override in overrides.items()
                 if layer._group is group
             }
@@ -245,7 +245,7 @@ def unite(layers: Iterable[Attention]) -> None:
     if len(groups) == 1 and groups != {default_group}:
         return
     group = Group()
-    group.route = group.route_of({layer._slot.shape[0]: layer._override for layer in layers})
+    group.route = group.route_of({layer._cache.slot: layer._override for layer in layers})
     inside = [layer.__dict__ for layer in layers]
     deque(map(dict.__setitem__, inside, repeat("_group"), repeat(group)), maxlen=0)
 

@@ -66,6 +66,7 @@ class AttentionMetadata:
         page_size: Tokens of a page, None for ragged calls.
         query_lens: Queries of each sequence, as planned last.
         kv_lens: Keys of each sequence, as planned last.
+        judged: Calls whose tensors were found to fit these numbers.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class AttentionMetadata:
         self.page_size = page_size
         self.query_lens: tuple[int, ...] = ()
         self.kv_lens: tuple[int, ...] = ()
+        self.judged: set[Hashable] = set()
         self._batch, self._num_pages, self._max_pages = batch, num_pages, max_pages
         self._plans: dict[Hashable, tuple[PreparedAttention, Any]] = {}
         size = 2 * (batch + 1) + (0 if page_size is None else batch + max_pages)
@@ -205,6 +207,7 @@ class AttentionMetadata:
     def _take(self, host: Tables, query_lens: tuple[int, ...], kv_lens: tuple[int, ...]) -> None:
         """Put numbers where graphs read them, and plan what backends keep for them."""
         self.host, self.query_lens, self.kv_lens = host, query_lens, kv_lens
+        self.judged = set()
         numbers = torch.cat([table for table in _in_order(host) if table is not None])
         self._buffer[: numbers.numel()].copy_(numbers)
         for prepared, state in self._plans.values():

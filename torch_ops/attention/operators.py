@@ -123,8 +123,14 @@ def _planned_kernel(
     cache, override = group.find(slot, route)
     planned = metadata.find(step)
     tables = Tables(qo_indptr, kv_indptr, kv_indices, kv_last_page_len, *metadata.most(step))
-    _check_planned(q, k, v, tables)
-    _check_layer(q, k, v, cache.rules, planned)
+    call = (
+        q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device,
+        cache.slot, qo_indptr.shape,
+    )  # fmt: skip
+    if call not in planned.judged:
+        _check_planned(q, k, v, tables)
+        _check_layer(q, k, v, cache.rules, planned)
+        planned.judged.add(call)
     if q.numel() == 0 or k.numel() == 0:
         return q.new_zeros(q.shape)
     out = cache.run_planned(override, q, k, v, tables, planned)

@@ -127,12 +127,14 @@ def _prepare(layer: Attention, target: Target | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(reasons))
 
 
+def _is_prepared(layer: Attention, target: Target | None) -> bool:
+    return all(layer._cache.fits(member) for member in _families(layer, target))
+
+
 def _against(layer: Attention, member: AttentionBackend) -> list[str]:
     reasons: list[str] = []
     generation = policy.generation
     for place in sorted(layer._places(), key=str):
-        if layer._cache.is_ready(member, place):
-            continue
         refused = refusals(layer._rules, member, place)
         reasons += refused
         if refused or place.device.type == "meta":
@@ -150,8 +152,8 @@ def _against(layer: Attention, member: AttentionBackend) -> list[str]:
                 f"{prepared.backend.value!r} on {type(layer).__name__}; "
                 "refusing the request instead of silently falling back"
             )
-            continue
-        layer._cache.judged((member, place), generation)
+    if not reasons:
+        layer._cache.judged(member, generation)
     return reasons
 
 
@@ -290,11 +292,14 @@ def swap(
         dry_run: Prepare and validate alone.
     """
     wanted = {layer: targets[name] for name, layer in layers.items()}
-    with _lock, _kept_on_success(wanted):
+    unprepared = {
+        name: layer for name, layer in layers.items() if not _is_prepared(layer, targets[name])
+    }
+    with _lock, _kept_on_success({layer: wanted[layer] for layer in unprepared.values()}):
         refused = {
             name: reasons
-            for name, layer in layers.items()
-            if (reasons := _prepare(layer, wanted[layer]))
+            for name, layer in unprepared.items()
+            if (reasons := _prepare(layer, targets[name]))
         }
         if refused:
             names = {"None" if one is None else str(one) for one in targets.values()}
@@ -303,19 +308,19 @@ def swap(
                 f"{len(refused)} of {len(layers) + len(pinned)} layers",
                 refused,
             )
-        switched = {
-            name: layer for name, layer in layers.items() if layer._override != wanted[layer]
-        }
-        unchanged = tuple(name for name in layers if name not in switched)
         before = {
-            name: (layer, layer._override, layer._changed_by) for name, layer in switched.items()
+            name: (layer, override, layer._changed_by)
+            for name, layer in layers.items()
+            if (override := layer._override) != targets[name]
         }
+        switched = tuple(before)
+        unchanged = tuple(name for name in layers if name not in before)
         if dry_run:
             before = {}
         elif switched:
             unite(together)
-            _commit({layer: wanted[layer] for layer in switched.values()})
-        report = OverrideReport(tuple(switched), unchanged, pinned, _generation)
+            _commit({layer: wanted[layer] for layer, _, _ in before.values()})
+        report = OverrideReport(switched, unchanged, pinned, _generation)
         return OverrideToken(report, before)
 
 
@@ -325,7 +330,7 @@ def _commit(overrides: Mapping[Attention, Target | None]) -> None:
     generation = next(_generations)
     commit(overrides)
     for layer in overrides:
-        layer._changed_by = generation
+        layer.__dict__["_changed_by"] = generation  # a module's own way of setting is slow
     _generation = generation
 
 

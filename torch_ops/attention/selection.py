@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from torch import nn
 
@@ -29,7 +29,7 @@ def select(
             "(accepted: None, a glob over qualified names, or a predicate of name and layer)"
         )
     selected: dict[Attention, str] = {}
-    for name, layer in _named(model, "", ()):
+    for name, layer in _named(model):
         if layer not in selected and _wanted(name, layer, where):
             selected[layer] = name
     return {name: layer for layer, name in selected.items()}
@@ -43,16 +43,24 @@ def _wanted(
     return fnmatch.fnmatchcase(name, where) if isinstance(where, str) else where(name, layer)
 
 
-def _named(
-    module: nn.Module, name: str, above: tuple[nn.Module, ...]
-) -> Iterator[tuple[str, Attention]]:
+def _named(model: nn.Module) -> list[tuple[str, Attention]]:
     """Give every layer under all of its names, those of the modules that torch.compile wraps."""
-    if isinstance(module, Attention):
-        yield name, module
-    for part, child in module._modules.items():
-        if child is not None and child not in above:
-            inner = ".".join(filter(None, (name, "" if part == "_orig_mod" else part)))
-            yield from _named(child, inner, (*above, module))
+    found: list[tuple[str, Attention]] = []
+
+    def walk(module: nn.Module, name: str, above: tuple[nn.Module, ...]) -> None:
+        if isinstance(module, Attention):
+            found.append((name, module))
+        for part, child in module._modules.items():
+            if child is None or not (child._modules or isinstance(child, Attention)):
+                continue  # most modules are such leaves
+            inner = name if part == "_orig_mod" else f"{name}.{part}" if name else part
+            if not child._modules:
+                found.append((inner, child))  # type: ignore[arg-type]
+            elif child not in above:
+                walk(child, inner, (*above, module))
+
+    walk(model, "", ())
+    return found
 
 
 def attention_state(model: nn.Module) -> str:
