@@ -210,6 +210,42 @@ def test_plans_are_made_once_for_layers_alike_and_follow_each_step(install: Inst
     assert len(log) == 4
 
 
+def test_a_plan_that_fails_leaves_everything_as_it_was(install: Install) -> None:
+    install("acme", PLANNING)
+    layer, metadata = Attention(4, 8, 2, backend="acme"), step([3, 6], max_kv_len=9)
+    q, (k_cache, v_cache) = torch.randn(2, 4, 8), caches(layer)
+    layer(q, k_cache, v_cache, metadata)
+    acme = layer._cache.get(layer.backend, layer._place())
+    assert acme is not None
+    before, plan = metadata._buffer.clone(), type(acme).plan
+
+    def failing(self: Any, given: AttentionMetadata, state: Tensor | None) -> Any:
+        if given.kv_lens == (4, 7):
+            raise MemoryError("no room")
+        return plan(self, given, state)
+
+    type(acme).plan = failing  # type: ignore[method-assign]
+    with pytest.raises(MemoryError, match="no room"):
+        metadata.plan([1, 1], [4, 7], [[0], [1, 2]])
+    assert torch.equal(metadata._buffer, before)
+    assert metadata.kv_lens == (3, 6)
+    assert layer(q, k_cache, v_cache, metadata)[:, 0, 0].tolist() == [3.0, 6.0]
+
+
+def test_an_override_whose_plan_fails_moves_nothing(install: Install) -> None:
+    first = "        if state is None:"
+    raising = ATTENTION.replace(first, f"        raise MemoryError('room')\n{first}")
+    install("acme", {**PLANNING, "attention.py": raising})
+    model = Planned(Attention(4, 8, 2), Attention(4, 8, 2))
+    q, pool = torch.randn(2, 4, 8), torch.randn(POOL, PAGE, 2, 8)
+    model(q, pool, pool, step([3, 6]))
+    state = attention_state(model)
+    with pytest.raises(torch_ops.AttentionOverrideError, match="MemoryError: room") as error:
+        override_attention_backend(model, "acme")
+    assert set(error.value.refused) == {"layers.0", "layers.1"}
+    assert attention_state(model) == state
+
+
 def test_nothing_is_planned_in_a_capture(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
     install("acme", PLANNING)
     layer = Attention(4, 8, 2, backend="acme")
