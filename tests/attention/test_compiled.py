@@ -74,6 +74,23 @@ def test_six_swaps_of_a_whole_model_compile_once(
     assert compiled.frames == 1
 
 
+def test_a_graph_reads_what_all_of_its_layers_run_once(script: Any) -> None:
+    """It has one input for that, whatever was overridden before and after the compile."""
+    model = support.stack(5)
+    apply_attention_backend_override(support.layers(model)[2], TWO)
+    override_attention_backend(model, THREE, where="layers.[0134]")
+    compiled = Counted(model)
+    q, k, v = support.inputs(Attention(4, 8, 2))
+    assert torch.equal(compiled(q, k, v), expected(model, q))
+    override_attention_backend(model, ONE, where="layers.3")
+    override_attention_backend(nn.ModuleList([model]), TWO)
+    assert torch.equal(compiled(q, k, v), expected(model, q))
+    (graph,) = compiled.counter.graphs
+    names = [node.name for node in graph.graph.nodes if node.op == "placeholder"]
+    assert len([name for name in names if name.endswith("_route")]) == 1, names
+    assert len([name for name in names if name.endswith("_slot")]) == 5, names
+
+
 def swaps(model: nn.Module) -> list[Callable[[], object]]:
     """Twenty changes: of all layers, of some, of one, to the default and back."""
     single = support.layers(model)
