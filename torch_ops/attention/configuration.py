@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from torch_ops import dynamo, once, policy, runtime, tracing
+from torch_ops import calls, dynamo, once, policy, runtime, tracing
 from torch_ops.attention.backend import AttentionBackend
 from torch_ops.attention.choice import LayerRules, MemberChoice, choose_member
 from torch_ops.attention.prepared import PreparedAttention, prepare
@@ -217,7 +217,7 @@ def _check(q: Tensor, k: Tensor, v: Tensor, rules: LayerRules | None) -> None:
 
 def _kernel(q: Tensor, k: Tensor, v: Tensor, route: Tensor) -> Tensor:
     if torch._C.is_grad_enabled() and torch._C._any_requires_grad(q, k, v):
-        raise runtime.refuse_grad("attention")
+        raise calls.refuse_grad("attention")
     configuration = _find(route)
     _check(q, k, v, configuration.cache.rules)
     if q.numel() == 0 or k.numel() == 0:
@@ -228,7 +228,7 @@ def _kernel(q: Tensor, k: Tensor, v: Tensor, route: Tensor) -> Tensor:
 
 def _fake(q: Tensor, k: Tensor, v: Tensor, route: Tensor) -> Tensor:
     if torch._C.is_grad_enabled() and torch._C._any_requires_grad(q, k, v):
-        raise runtime.refuse_grad("attention")
+        raise calls.refuse_grad("attention")
     _check(q, k, v, None)
     if torch.compiler.is_exporting():  # asked here: traced code is told so by torch 2.11 always
         raise TorchOpsError(

@@ -41,12 +41,18 @@ def apply_rope_(
 def _check(
     q: Tensor, k: Tensor, cos_sin_cache: Tensor, positions: Tensor, is_neox: bool = True
 ) -> None:
+    _rope.check("apply_rope_", q, k, cos_sin_cache, positions)
+
+
+@apply_rope_.memory_check
+def _memory_check(
+    q: Tensor, k: Tensor, cos_sin_cache: Tensor, positions: Tensor, is_neox: bool = True
+) -> None:
     name = "apply_rope_"
-    _rope.check(name, q, k, cos_sin_cache, positions)
+    if checks.apart(q, k, cos_sin_cache, positions):
+        return
     for argument, tensor in (("q", q), ("k", k)):
         checks.no_overlap(name, argument, tensor, "positions", positions)
-    if checks.apart(q, k, cos_sin_cache):
-        return
     checks.no_overlap(name, "q", q, "k", k)
     for argument, tensor in (("q", q), ("k", k)):
         checks.no_overlap(name, argument, tensor, "cos_sin_cache", cos_sin_cache)
