@@ -172,6 +172,7 @@ def _debugged(op: str, run: Callable[..., Any]) -> Callable[..., Any]:
 
     def debugged(*args: Any) -> Any:
         declaration.checker(*args)
+        declaration.memory_checker(*args)
         if declaration.debug_checker is not None:
             declaration.debug_checker(*args)
         result = run(*args)

@@ -27,7 +27,7 @@ __all__ = ["publish"]
 _tracing = torch.compiler.is_dynamo_compiling  # a constant of traced code
 _function_modes = torch._C._is_torch_function_mode_enabled
 _dispatch_modes = torch._C._len_torch_dispatch_stack
-_profiling = torch.autograd._profiler_enabled
+_profiling = torch._C._autograd._profiler_enabled
 _grad_enabled = torch._C.is_grad_enabled
 _bool, _dtype, _float, _int, _str = bool, torch.dtype, float, int, str
 

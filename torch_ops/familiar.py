@@ -82,7 +82,8 @@ class Familiar:
         self._shapes = tuple(kept for kept in self._shapes if kept != shape)
         same = dynamo.resembling(tensors)
         if same is not None:
-            rest = args[self.tensors :]
-            complete = rest + self._defaults[len(args) :]
+            complete = rest = args[self.tensors :] + self._defaults[len(args) :]
+            while rest and rest[-1] == self._defaults[self.tensors + len(rest) - 1]:
+                rest = rest[:-1]
             look = Look(same, rest, complete, _any_requires_grad(*tensors), call)
             self.looks = (look, *self.looks[: _LOOKS - 1])

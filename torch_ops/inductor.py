@@ -71,7 +71,7 @@ def _positional(
     """Give all arguments by position; Inductor names those at the end, which costs a call more."""
     values = dict(zip((a.name for a in operator._schema.arguments), args, strict=False)) | kwargs
     return tuple(
-        values[argument.name] if argument.name in values else argument.default_value
+        values.get(argument.name, argument.default_value)
         for argument in operator._schema.arguments
     )
 

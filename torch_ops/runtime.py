@@ -130,15 +130,24 @@ def _kernel(
     count = familiar.tensors
 
     def kernel(*args: Any) -> Any:
-        tensors, rest = args[:count], args[count:-1] if named else args[count:]
+        tensors = args[:count]
         if len(tensors) == count:
+            rest = args[count:]
             for same, known, _, without_grad, _ in familiar.looks:
                 if rest == known and same(*tensors) and not (without_grad and _grad_enabled()):
                     return call(*args)
-        familiar.meet(args[:-1] if named else args, legal)
+        familiar.meet(args, legal)
         return call(*args)
 
-    return kernel
+    def kernel_named(*args: Any) -> Any:
+        tensors, rest = args[:count], args[count:-1]
+        for same, _, known, without_grad, _ in familiar.looks:
+            if rest == known and same(*tensors) and not (without_grad and _grad_enabled()):
+                return call(*args)
+        familiar.meet(args[:-1], legal)
+        return call(*args)
+
+    return kernel_named if named else kernel
 
 
 def _fake(declaration: Declaration, named: bool) -> Callable[..., Any]:

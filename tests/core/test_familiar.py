@@ -1,0 +1,443 @@
+"""Eager calls that look like one before: no check, no dispatcher, and no difference to anybody."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._subclasses import FakeTensor, FakeTensorMode
+from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.overrides import TorchFunctionMode
+from torch.profiler import ProfilerActivity, profile
+from torch.testing._internal.two_tensor import TwoTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import torch_ops
+from torch_ops import NoBackwardError, TorchOpsError, declare, dynamo, ops
+from torch_ops.contracts import Contract
+from torch_ops.familiar import Familiar
+
+from . import samples
+from .samples import OPS
+from .toy import Toy
+
+# PyTorch's own forward mode scripts its decompositions when it is used first.
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+X, WEIGHT = torch.randn(3, 8), torch.randn(8)
+RMS: Any = torch.ops.torch_ops.rms_norm
+
+
+def familiar_of(op: str) -> Familiar:
+    found: Familiar = inspect.getclosurevars(getattr(ops, op)).nonlocals["_familiar"]
+    return found
+
+
+@pytest.fixture(autouse=True)
+def strangers() -> Iterator[None]:
+    """Let every call look new, before a test and after it."""
+    for _ in range(2):
+        for op in OPS:
+            familiar_of(op).looks = ()
+            familiar_of(op)._shapes = ()
+        if _ == 0:
+            yield
+
+
+class Shortcuts:
+    """Counts the calls of an op that go past the dispatcher."""
+
+    def __init__(self, op: str) -> None:
+        self.count = 0
+        familiar = familiar_of(op)
+        familiar.looks = tuple(
+            look._replace(call=self._counting(look.call)) for look in familiar.looks
+        )
+
+    def _counting(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*args: Any) -> Any:
+            self.count += 1
+            return call(*args)
+
+        return counted
+
+
+def known(op: str = "rms_norm", *args: Any) -> Shortcuts:
+    """Make a call familiar and count what skips the dispatcher from now on."""
+    args = args or (X, WEIGHT)
+    for _ in range(2):
+        getattr(ops, op)(*args)
+    assert len(familiar_of(op).looks) == 1
+    return Shortcuts(op)
+
+
+@pytest.fixture
+def checked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """The calls of rms_norm whose arguments are checked."""
+    seen: list[tuple[Any, ...]] = []
+    declaration = declare.declared["rms_norm"]
+    check = declaration.checker
+
+    def counted(*args: Any) -> None:
+        seen.append(args)
+        check(*args)
+
+    monkeypatch.setattr(declaration, "checker", counted)
+    return seen
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+def test_every_op_takes_the_short_way_to_the_same_bits(op: str, mode: Callable[[], Any]) -> None:
+    """From the third call of a look on; what is written gets its version bumped as before."""
+    with mode():
+        args = samples.arguments(op)
+        made = [samples.lay_out(args, "contiguous") for _ in range(4)]
+        packet = getattr(torch.ops.torch_ops, op)
+        expected = samples.outputs(op, made[0], packet(*made[0].values()))
+        getattr(ops, op)(*made[1].values())
+        shortcuts = Shortcuts(op)
+        found = samples.outputs(op, made[2], getattr(ops, op)(**made[2]))
+        assert shortcuts.count == 1
+        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+        assert [t.stride() for t in found] == [t.stride() for t in expected]
+        if mode is not torch.inference_mode:
+            tensors = [[v for v in m.values() if isinstance(v, Tensor)] for m in (made[0], made[2])]
+            assert [t._version for t in tensors[0]] == [t._version for t in tensors[1]]
+
+
+@pytest.mark.parametrize("call", [ops.rms_norm, RMS, RMS.default], ids=["ops", "packet", "default"])
+def test_checks_are_made_twice_a_look(checked: list[Any], call: Callable[..., Any]) -> None:
+    """A shape that comes once costs no comparison to be kept; other looks are checked."""
+    for count in (1, 2, 2, 2):
+        call(X, WEIGHT)
+        assert len(checked) == count
+    for other in (X[:2], X.double(), X.t().contiguous().t(), X.to("meta")):
+        before = len(checked)
+        call(other, WEIGHT.to(other.device))
+        assert len(checked) == before + 1
+    before = len(checked)
+    call(X, WEIGHT, 1e-3)
+    assert len(checked) == before + 1
+    RMS.backend(X, WEIGHT, 1e-6, "torch")
+    call(X, WEIGHT)
+    assert len(checked) == before + 1
+    with pytest.raises(ValueError, match="argument 'eps' is -1.0"):
+        call(X, WEIGHT, -1.0)
+    with pytest.raises(ValueError, match="argument 'weight' is of shape"):
+        call(X, WEIGHT[:7])
+
+
+def test_looks_are_few_and_the_latest(checked: list[Any]) -> None:
+    for width in range(2, 12):
+        for _ in range(3):
+            ops.rms_norm(torch.ones(2, width))
+            ops.rms_norm(torch.ones(2, width), torch.ones(width))
+    assert len(familiar_of("rms_norm").looks) == 4
+    before = len(checked)
+    for width in range(8, 12):
+        ops.rms_norm(torch.ones(2, width), torch.ones(width))
+    assert len(checked) == before
+
+
+def test_calls_without_an_optional_tensor_and_with_one_twice(checked: list[Any]) -> None:
+    """They look like none: checked each time."""
+    known()
+    before = len(checked)
+    for args in ((X,), (X, None), (WEIGHT, WEIGHT)):
+        for _ in range(4):
+            ops.rms_norm(*args)
+            RMS(*args)
+    assert len(checked) == before + 24
+
+
+def test_policy_scope_debug_and_trace_are_obeyed(toy: Toy) -> None:
+    for backend, value in (("torch", 1.0), ("inductor", 2.0), ("triton", 3.0)):
+        toy.serve(backend, value)
+    for _ in range(3):
+        assert toy() == 1
+    assert familiar_of("toy").looks
+    with torch_ops.use_backend("triton"):
+        assert toy() == 3
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(toy).result() == 1
+    undo = torch_ops.set_backend(toy="inductor")
+    assert toy() == 2
+    undo()
+    with torch_ops.trace() as seen:
+        assert toy() == 1
+        assert toy("triton") == 3
+    assert [(r.backend, r.source, r.count) for r in seen.records] == [
+        ("torch", "declared", 1),
+        ("triton", "call", 1),
+    ]
+    negative = -torch.ones(2, 3)
+    ops.toy(negative)
+    with torch_ops.debug(), pytest.raises(ValueError, match="negative elements"):
+        ops.toy(negative)
+
+
+def test_what_was_legal_in_no_grad_is_refused_in_grad_mode() -> None:
+    parameter = nn.Parameter(WEIGHT.clone())
+    with torch.no_grad():
+        shortcuts = known("rms_norm", X, parameter)
+        ops.rms_norm(X, parameter)
+    assert shortcuts.count == 1
+    for call in (ops.rms_norm, RMS):
+        with pytest.raises(NoBackwardError, match="an input requires grad"):
+            call(X, parameter)
+    with torch.inference_mode():
+        ops.rms_norm(X, parameter)
+
+
+def test_tangents_are_refused() -> None:
+    shortcuts = known()
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(X, torch.ones_like(X))
+        for call in (ops.rms_norm, RMS):
+            with pytest.raises(NoBackwardError):
+                call(dual, WEIGHT)
+        ops.rms_norm(X, WEIGHT)
+    assert shortcuts.count == 2, "the level alone is no reason"
+
+
+def test_memory_is_compared_at_every_call() -> None:
+    """No look tells where tensors lie."""
+    x, residual = torch.randn(3, 8), torch.randn(3, 8)
+    known("fused_add_rms_norm_", x, residual, WEIGHT)
+    both = torch.randn(4, 8)
+    before = both.clone()
+    for call in (ops.fused_add_rms_norm_, torch.ops.torch_ops.fused_add_rms_norm_):
+        with pytest.raises(ValueError, match="argument 'x' is at offset 0 of the storage"):
+            call(both[:3], both[1:], WEIGHT)
+    assert torch.equal(both, before)
+
+
+# ------------------------------------------------------------------ who has to see the operator
+
+
+class SeesOperators(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Any] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        self.seen.append(func)
+        return func(*args, **(kwargs or {}))
+
+
+class SeesFunctions(TorchFunctionMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Any] = []
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        self.seen.append(func)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("mode", [SeesOperators, SeesFunctions])
+def test_modes_see_the_operator(mode: type[Any]) -> None:
+    shortcuts = known()
+    with mode() as active:
+        found = ops.rms_norm(X, WEIGHT)
+    assert RMS.default in active.seen
+    assert shortcuts.count == 0
+    assert torch.equal(found, ops.rms_norm(X, WEIGHT))
+    assert shortcuts.count == 1
+
+
+CONTEXTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+    "default device": lambda: torch.device("cpu"),
+    "another grad mode": torch.inference_mode,
+    "profiler": lambda: profile(activities=[ProfilerActivity.CPU]),
+}
+
+
+@pytest.mark.parametrize("name", CONTEXTS)
+def test_contexts_go_through_the_dispatcher(name: str) -> None:
+    shortcuts = known()
+    with CONTEXTS[name]():
+        found = ops.rms_norm(X, WEIGHT)
+    assert shortcuts.count == 0
+    assert torch.equal(found, RMS(X, WEIGHT))
+
+
+def test_the_profiler_sees_the_operator() -> None:
+    known()
+    with profile(activities=[ProfilerActivity.CPU]) as seen:
+        ops.rms_norm(X, WEIGHT)
+    assert "torch_ops::rms_norm" in {event.key for event in seen.key_averages()}
+
+
+class Named(Tensor):
+    """A subclass with the ``__torch_function__`` that all of them have."""
+
+
+def test_subclasses_keep_their_type() -> None:
+    shortcuts = known()
+    assert type(ops.rms_norm(X.as_subclass(Named), WEIGHT)) is Named
+    assert type(ops.rms_norm(TwoTensor(X, X), TwoTensor(WEIGHT, WEIGHT))) is TwoTensor
+    assert shortcuts.count == 0
+
+
+def test_negated_views_are_seen_as_their_values() -> None:
+    shortcuts = known()
+    negated = torch._neg_view(X)
+    assert torch.equal(ops.rms_norm(negated, WEIGHT), ops.rms_norm((-X).clone(), WEIGHT))
+    assert shortcuts.count == 1, "the copy alone"
+
+
+def test_numbers_are_converted_by_the_dispatcher() -> None:
+    """An int where the schema says float arrives as a float in every kernel."""
+    shortcuts = known("rms_norm", X, WEIGHT, 1.0)
+    assert torch.equal(ops.rms_norm(X, WEIGHT, 1), ops.rms_norm(X, WEIGHT, True))
+    assert shortcuts.count == 0
+    ops.rms_norm(X, WEIGHT, 1.0)
+    assert shortcuts.count == 1
+
+
+def test_other_devices_and_layouts_are_refused_as_ever() -> None:
+    shortcuts = known()
+    assert ops.rms_norm(X.to("meta"), WEIGHT.to("meta")).is_meta
+    for call in (ops.rms_norm, RMS):
+        with pytest.raises(TorchOpsError, match="no kernels for device"):
+            call(X.to_sparse(), WEIGHT)
+        with pytest.raises(ValueError, match="argument 'weight' is on device meta"):
+            call(X, WEIGHT.to("meta"))
+    with pytest.raises(TypeError, match="argument 'x' must be a Tensor, received list"):
+        ops.rms_norm([1.0], WEIGHT)
+    assert shortcuts.count == 0
+
+
+def test_fake_tensors_stay_fake() -> None:
+    shortcuts = known()
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        assert isinstance(ops.rms_norm(X, WEIGHT), FakeTensor)
+    assert shortcuts.count == 0
+
+
+TRANSFORMS: dict[str, Callable[[], Any]] = {
+    "vmap": lambda: torch.func.vmap(lambda x: ops.rms_norm(x, WEIGHT))(X.expand(2, 3, 8)),
+    "functionalize": lambda: torch.func.functionalize(lambda x: ops.rms_norm(x, WEIGHT))(X),
+    "make_fx": lambda: make_fx(lambda x: ops.rms_norm(x, WEIGHT))(X)(X),
+    "make_fx pre-dispatch": lambda: make_fx(
+        lambda x: ops.rms_norm(x, WEIGHT), pre_dispatch=True
+    )(X)(X),
+    "jit.trace": lambda: torch.jit.trace(
+        lambda x: ops.rms_norm(x, WEIGHT), (X,), check_trace=False
+    )(X),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_transforms_see_the_operator(name: str) -> None:
+    shortcuts = known()
+    found = TRANSFORMS[name]()
+    assert shortcuts.count == 0
+    torch.testing.assert_close(found, RMS(X, WEIGHT).expand(found.shape), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("transform", [torch.func.grad, torch.func.jacfwd])
+def test_derivatives_are_refused(transform: Callable[..., Any]) -> None:
+    known()
+    with pytest.raises(NoBackwardError):
+        transform(lambda x: ops.rms_norm(x, WEIGHT).sum())(X)
+
+
+class Norm(nn.Module):
+    def forward(self, x: Tensor) -> Any:
+        return ops.rms_norm(x, WEIGHT)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_export_records_the_operator(strict: bool) -> None:
+    shortcuts = known()
+    exported = torch.export.export(Norm(), (X,), strict=strict)
+    assert RMS.default in {node.target for node in exported.graph.nodes}
+    assert shortcuts.count == 0
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+def test_dynamo_makes_one_node_of_it() -> None:
+    shortcuts = known()
+    graphs = []
+
+    def keep(graph: torch.fx.GraphModule, _: object) -> Any:
+        graphs.append(graph)
+        return graph
+
+    compiled = torch.compile(lambda x: ops.rms_norm(x, WEIGHT), backend=keep, fullgraph=True)
+    compiled(X)
+    (graph,) = graphs
+    targets = [node.target for node in graph.graph.nodes if node.op == "call_function"]
+    assert targets == [RMS.default]
+    assert shortcuts.count == 0
+
+
+# ------------------------------------------------------------------ what it rests on
+
+
+@pytest.mark.parametrize("lacking", [AttributeError, TypeError])
+def test_without_the_comparison_every_call_is_checked(
+    lacking: type[Exception], monkeypatch: pytest.MonkeyPatch, checked: list[Any]
+) -> None:
+    def missing(*args: object, **kwargs: object) -> None:
+        raise lacking("TensorGuards")
+
+    monkeypatch.setattr(torch._C._dynamo.guards, "TensorGuards", missing)
+    for _ in range(4):
+        assert torch.equal(ops.rms_norm(X, WEIGHT), RMS(X, WEIGHT))
+    assert len(checked) == 8
+    assert not familiar_of("rms_norm").looks
+
+
+def test_the_comparison_is_there_on_this_torch() -> None:
+    same = dynamo.resembling([X, WEIGHT])
+    assert same is not None
+    assert same(X.clone(), WEIGHT)
+    for x in (X[:2], X.double(), X.to("meta"), X.t().contiguous().t(), nn.Parameter(X), None):
+        assert not same(x, WEIGHT)
+    assert not same(X, X)
+    assert dynamo.resembling([X, X]) is None
+
+
+@pytest.mark.usefixtures("declaring")
+def test_an_op_whose_tensors_do_not_come_first_has_no_looks() -> None:
+    @declare.op(contract=Contract())
+    def test_familiar_late(n: int, x: Tensor) -> Tensor:
+        return x * n
+
+    familiar = familiar_of("test_familiar_late")
+    for _ in range(4):
+        familiar.meet((2, X), print)
+    assert not familiar.looks
+
+
+def test_threads_agree() -> None:
+    """Eight threads of three looks each: every result is that of its own call."""
+
+    def work(seed: int) -> bool:
+        ok = True
+        for turn in range(60):
+            width = 4 + (seed + turn) % 3
+            x = torch.full((2, width), float(seed + 1))
+            ok &= torch.equal(ops.rms_norm(x, torch.ones(width)), RMS(x, torch.ones(width)))
+        return ok
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(work, range(8)))
+
+
