@@ -31,7 +31,7 @@ _is_alias_of = torch._C._is_alias_of  # type: ignore[attr-defined]
 
 
 def apart(x: Tensor, y: Tensor, *read: Tensor) -> bool:
-    """Whether x and y, which are written, and tensors that are read lie in storages of their own."""
+    """Whether two that are written, and those that are read, lie in storages of their own."""
     first, second = x.untyped_storage(), y.untyped_storage()  # one object as long as it is held
     if first is second:
         return False

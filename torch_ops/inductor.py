@@ -71,8 +71,7 @@ def _positional(
     """Give all arguments by position; Inductor names those at the end, which costs a call more."""
     values = dict(zip((a.name for a in operator._schema.arguments), args, strict=False)) | kwargs
     return tuple(
-        values.get(argument.name, argument.default_value)
-        for argument in operator._schema.arguments
+        values.get(argument.name, argument.default_value) for argument in operator._schema.arguments
     )
 
 

@@ -128,7 +128,7 @@ def test_checks_are_made_twice_a_look(checked: list[Any], call: Callable[..., An
     RMS.backend(X, WEIGHT, 1e-6, "torch")
     call(X, WEIGHT)
     assert len(checked) == before + 1
-    with pytest.raises(ValueError, match="argument 'eps' is -1.0"):
+    with pytest.raises(ValueError, match=r"argument 'eps' is -1\.0"):
         call(X, WEIGHT, -1.0)
     with pytest.raises(ValueError, match="argument 'weight' is of shape"):
         call(X, WEIGHT[:7])
@@ -227,9 +227,7 @@ class SeesOperators(TorchDispatchMode):
         super().__init__()
         self.seen: list[Any] = []
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.seen.append(func)
         return func(*args, **(kwargs or {}))
 
@@ -239,9 +237,7 @@ class SeesFunctions(TorchFunctionMode):
         super().__init__()
         self.seen: list[Any] = []
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.seen.append(func)
         return func(*args, **(kwargs or {}))
 
@@ -439,5 +435,3 @@ def test_threads_agree() -> None:
 
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(work, range(8)))
-
-
