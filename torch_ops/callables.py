@@ -32,15 +32,9 @@ _grad_enabled = torch._C.is_grad_enabled
 _bool, _dtype, _float, _int, _str = bool, torch.dtype, float, int, str
 
 _TEMPLATE = """
-def make(_Tensor, _Backend, _default, _named, _refuse, _refuse_backend, _familiar):
+def make(_Tensor, _Backend, _default, _named, _refuse, _refuse_backend, _looked):
     def {name}({parameters}, *, backend=None):
-        if backend is None and not (
-            _tracing() or _function_modes() or _dispatch_modes() or _profiling()
-        ):
-            for same, _, known, without_grad, call in _familiar.looks:
-                if same({tensors}) and {exact}not (without_grad and _grad_enabled()):
-                    return call({arguments})
-        if {not_tensors}:
+{shortcut}        if {not_tensors}:
             _refuse({arguments})
         if backend is None:
             return _default({arguments})
@@ -52,6 +46,17 @@ def make(_Tensor, _Backend, _default, _named, _refuse, _refuse_backend, _familia
     return {name}
 """
 
+_SHORTCUT = """
+        if backend is None and {first}.__class__ is _Tensor and not (
+            _tracing() or _function_modes() or _dispatch_modes() or _profiling()
+        ):
+            look = _looked({first}.shape)
+            if look is not None:
+                same, _, rest, without_grad, call = look
+                if same({tensors}) and {exact}not (without_grad and _grad_enabled()):
+                    return call({arguments})
+"""
+
 
 def publish(declaration: Declaration, familiar: Familiar) -> None:
     """Put the op's callable into ``torch_ops.ops``.
@@ -61,15 +66,13 @@ def publish(declaration: Declaration, familiar: Familiar) -> None:
     parameters = declaration.signature.parameters.values()
     tensors = [p for p in parameters if p.name in declaration.tensor_arguments]
     others = [p for p in parameters if p.name not in declaration.tensor_arguments]
-    known = f"known == ({''.join(f'{p.name}, ' for p in others)}) and "
     source = _TEMPLATE.format(
         name=declaration.name,
         parameters=", ".join(
             p.name if p.default is p.empty else f"{p.name}={p.default!r}" for p in parameters
         ),
         arguments=", ".join(declaration.signature.parameters),
-        tensors=", ".join(p.name for p in tensors),
-        exact="".join([known if others else "", *map(_exactly, others)]),
+        shortcut=_shortcut(tensors, others) if familiar.possible else "",
         not_tensors=" or ".join(map(_no_tensor, tensors)),
     )
     packet = getattr(torch.ops.torch_ops, declaration.name)
@@ -82,7 +85,7 @@ def publish(declaration: Declaration, familiar: Familiar) -> None:
         packet.backend,
         _refuser(declaration),
         _backend_refuser(declaration.name),
-        familiar,
+        familiar.looks.get,
     )
     function.__module__ = ops.__name__
     function.__qualname__ = declaration.name
@@ -91,6 +94,17 @@ def publish(declaration: Declaration, familiar: Familiar) -> None:
     function.declaration = declaration
     function.backends = _lister(declaration.name)
     setattr(ops, declaration.name, function)
+
+
+def _shortcut(tensors: list[inspect.Parameter], others: list[inspect.Parameter]) -> str:
+    """Write the way past the dispatcher, for an op of which the tensors come first."""
+    values = "".join(f"{parameter.name}, " for parameter in others)
+    return _SHORTCUT.lstrip("\n").format(
+        first=tensors[0].name,
+        tensors=", ".join(parameter.name for parameter in tensors),
+        exact="".join([f"rest == ({values}) and ", *map(_exactly, others)]),
+        arguments=", ".join(parameter.name for parameter in (*tensors, *others)),
+    )
 
 
 def _no_tensor(parameter: inspect.Parameter) -> str:

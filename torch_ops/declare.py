@@ -106,6 +106,7 @@ class Declaration:
         these, aren't checked again. Where tensors lie in memory is for `memory_check`.
         """
         self.checker = self._same_parameters(function, "check")
+        policy.invalidate()  # calls that look like one that was legal before aren't checked
         return function
 
     def memory_check(self, function: Callable[..., None]) -> Callable[..., None]:

@@ -25,22 +25,35 @@ def skip(code: types.CodeType) -> None:
     _eval_frame.set_code_exec_strategy(code, _SKIP)
 
 
-def resembling(tensors: Sequence[torch.Tensor]) -> Callable[..., bool] | None:
+def resembling(tensors: Sequence[torch.Tensor | None]) -> Callable[..., bool] | None:
     """Make the comparison that guards compiled code: whether other tensors look like these.
+
+    Args:
+        tensors: The last ones may be None.
 
     Returns:
         A function of as many tensors: whether type, dispatch keys of this thread, dtype, device,
         shape, strides and ``requires_grad`` are the same, and no tensor comes twice. None where
         the tensors aren't like themselves, one coming twice, and where this PyTorch lacks it.
     """
+    present = [tensor for tensor in tensors if tensor is not None]
+    count = len(present)
     try:
-        made = torch._C._dynamo.guards.TensorGuards(  # type: ignore[attr-defined]
-            *tensors,
-            dynamic_dims_sizes=[list(tensor.shape) for tensor in tensors],
-            dynamic_dims_strides=[list(tensor.stride()) for tensor in tensors],
+        guards = torch._C._dynamo.guards.TensorGuards(  # type: ignore[attr-defined]
+            *present,
+            dynamic_dims_sizes=[list(tensor.shape) for tensor in present],
+            dynamic_dims_strides=[list(tensor.stride()) for tensor in present],
         )
-        same: Callable[..., bool] = made.check
-        return same if same(*tensors) else None
+        check: Callable[..., bool] = guards.check
+
+        def same(*others: torch.Tensor | None) -> bool:
+            for other in others[count:]:
+                if other is not None:
+                    return False
+            return check(*others[:count])
+
+        matches = check if count == len(tensors) else same
+        return matches if matches(*tensors) else None
     except (AttributeError, TypeError, RuntimeError):
         return None
 

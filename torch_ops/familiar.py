@@ -13,13 +13,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torch_ops import calls, dynamo
+from torch_ops import calls, dynamo, policy
 from torch_ops.declare import Declaration
 
 __all__ = ["Familiar", "Look"]
 
-_LOOKS = 4  # an op's calls in one model differ in as many ways, and each costs a comparison
-_SHAPES = 8
+_SHAPES = 256  # that are remembered for an op; more start anew
 _grad_enabled = torch._C.is_grad_enabled
 _any_requires_grad = torch._C._any_requires_grad
 
@@ -44,24 +43,31 @@ class Look(NamedTuple):
 
 
 class Familiar:
-    """How an op's legal calls have looked lately, the newest first.
+    """How an op's legal calls have looked lately.
 
     Attributes:
         tensors: How many leading arguments are tensors, or None in their places.
-        looks: Replaced as one; a thread that reads it needs no lock.
+        looks: The latest look by the first tensor's shape. Forgotten with the plans.
+        absent: A None for each tensor: what the dispatcher leaves out at the end.
     """
 
     def __init__(self, declaration: Declaration) -> None:
         self._declaration = declaration
-        names = list(declaration.signature.parameters)
-        self._defaults = tuple(p.default for p in declaration.signature.parameters.values())
+        parameters = list(declaration.signature.parameters.values())
         self.tensors = len(declaration.tensor_arguments)
-        self.looks: tuple[Look, ...] = ()
-        self._leading = names[: self.tensors] == list(declaration.tensor_arguments)
-        self._shapes: tuple[torch.Size, ...] = ()
+        self.looks: dict[torch.Size, Look] = policy.track({})
+        self.absent = (None,) * self.tensors
+        self._defaults = tuple(parameter.default for parameter in parameters)
+        self._misses: dict[torch.Size, int] = policy.track({})
+        names = tuple(parameter.name for parameter in parameters[: self.tensors])
+        self.possible = names == declaration.tensor_arguments and (
+            self.tensors > 0 and parameters[0].annotation is Tensor
+        )
 
     def meet(self, args: tuple[Any, ...], call: Callable[..., Any]) -> None:
-        """Check a call that looks like none, and keep how it looks if its shape came before.
+        """Check a call that looks unlike the latest of its shape, and maybe keep its look.
+
+        The second call is kept, the fourth, the eighth: to keep one costs as much as a check.
 
         Raises:
             NoBackwardError: an argument requires grad.
@@ -70,20 +76,23 @@ class Familiar:
         if _grad_enabled() and _any_requires_grad(*args):
             raise calls.refuse_grad(self._declaration.name)
         self._declaration.checker(*args)
-        tensors = args[: self.tensors]
-        if not self._leading or not tensors or len(args) < self.tensors:
+        if not self.possible:
             return
-        if not all(isinstance(tensor, Tensor) for tensor in tensors):
-            return  # an optional one is None
-        shape = tensors[0].shape
-        if shape not in self._shapes:
-            self._shapes = (shape, *self._shapes[: _SHAPES - 1])
-            return
-        self._shapes = tuple(kept for kept in self._shapes if kept != shape)
+        shape = args[0].shape
+        misses = self._misses.get(shape, 0) + 1
+        if len(self._misses) >= _SHAPES:
+            self._misses.clear()
+            self.looks.clear()
+        self._misses[shape] = misses
+        if misses & (misses - 1) == 0 and misses > 1:
+            self._keep(shape, args, call)
+
+    def _keep(self, shape: torch.Size, args: tuple[Any, ...], call: Callable[..., Any]) -> None:
+        tensors = (args + self.absent)[: self.tensors]
         same = dynamo.resembling(tensors)
-        if same is not None:
-            complete = rest = args[self.tensors :] + self._defaults[len(args) :]
-            while rest and rest[-1] == self._defaults[self.tensors + len(rest) - 1]:
-                rest = rest[:-1]
-            look = Look(same, rest, complete, _any_requires_grad(*tensors), call)
-            self.looks = (look, *self.looks[: _LOOKS - 1])
+        if same is None:
+            return
+        complete = rest = args[self.tensors :] + self._defaults[max(len(args), self.tensors) :]
+        while rest and rest[-1] == self._defaults[self.tensors + len(rest) - 1]:
+            rest = rest[:-1]
+        self.looks[shape] = Look(same, rest, complete, _any_requires_grad(*tensors), call)

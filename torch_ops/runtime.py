@@ -127,26 +127,30 @@ def _kernel(
         legal: Runs one of the default overload on the same device.
         named: Whether the last argument is the name of a backend.
     """
-    count = familiar.tensors
+    count, absent = familiar.tensors, familiar.absent
+    looked = familiar.looks.get
 
     def kernel(*args: Any) -> Any:
-        tensors = args[:count]
-        if len(tensors) == count:
-            rest = args[count:]
-            for same, known, _, without_grad, _ in familiar.looks:
-                if rest == known and same(*tensors) and not (without_grad and _grad_enabled()):
-                    return call(*args)
+        look = looked(args[0].shape) if possible else None
+        if look is not None:
+            same, rest, _, without_grad, _ = look
+            tensors = args[:count] if len(args) >= count else args + absent[len(args) :]
+            if args[count:] == rest and same(*tensors) and not (without_grad and _grad_enabled()):
+                return call(*args)
         familiar.meet(args, legal)
         return call(*args)
 
     def kernel_named(*args: Any) -> Any:
-        tensors, rest = args[:count], args[count:-1]
-        for same, _, known, without_grad, _ in familiar.looks:
-            if rest == known and same(*tensors) and not (without_grad and _grad_enabled()):
+        look = looked(args[0].shape) if possible else None
+        if look is not None:
+            same, _, rest, without_grad, _ = look
+            known = args[count:-1] == rest and same(*args[:count])
+            if known and not (without_grad and _grad_enabled()):
                 return call(*args)
         familiar.meet(args[:-1], legal)
         return call(*args)
 
+    possible = familiar.possible
     return kernel_named if named else kernel
 
 
