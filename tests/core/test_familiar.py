@@ -373,7 +373,8 @@ TRANSFORMS: dict[str, Callable[[], Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace` is deprecated")
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_transforms_see_the_operator(name: str) -> None:
     shortcuts = known()
