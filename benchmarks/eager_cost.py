@@ -96,8 +96,7 @@ def _eager(op: str, mode: str, device: torch.device) -> dict[str, Any]:
     declaration = catalogue()[op]
 
     def checked(*call: Any) -> Any:
-        declaration.checker(*call)
-        declaration.memory_checker(*call)
+        declaration.check_call(*call)
         return kernel(*call)
 
     ways = {

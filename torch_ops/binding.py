@@ -171,8 +171,7 @@ def _debugged(op: str, run: Callable[..., Any]) -> Callable[..., Any]:
     declaration = catalogue()[op]
 
     def debugged(*args: Any) -> Any:
-        declaration.checker(*args)
-        declaration.memory_checker(*args)
+        declaration.check_call(*args)
         if declaration.debug_checker is not None:
             declaration.debug_checker(*args)
         result = run(*args)

@@ -102,7 +102,7 @@ def _shortcut(tensors: list[inspect.Parameter], others: list[inspect.Parameter])
     return _SHORTCUT.lstrip("\n").format(
         first=tensors[0].name,
         tensors=", ".join(parameter.name for parameter in tensors),
-        exact="".join([f"rest == ({values}) and ", *map(_exactly, others)]),
+        exact="".join([*map(_exactly, others), f"rest == ({values}) and "]),
         arguments=", ".join(parameter.name for parameter in (*tensors, *others)),
     )
 

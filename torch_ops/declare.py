@@ -123,6 +123,11 @@ class Declaration:
         self.memory_checker = self._same_parameters(function, "memory_check")
         return function
 
+    def check_call(self, *args: Any) -> None:
+        """Raise what the checks say of these arguments, those of memory too."""
+        self.checker(*args)
+        self.memory_checker(*args)
+
     def debug_check(self, function: Callable[..., None]) -> Callable[..., None]:
         """Set the checks that read data and synchronize, run in ``debug()`` alone."""
         self.debug_checker = self._same_parameters(function, "debug_check")

@@ -38,11 +38,13 @@ def resembling(tensors: Sequence[torch.Tensor | None]) -> Callable[..., bool] | 
     """
     present = [tensor for tensor in tensors if tensor is not None]
     count = len(present)
+    sizes: Any = [list(tensor.shape) for tensor in present]
+    strides: Any = [list(tensor.stride()) for tensor in present]
     try:
-        guards = torch._C._dynamo.guards.TensorGuards(  # type: ignore[attr-defined]
+        guards = torch._C._dynamo.guards.TensorGuards(
             *present,
-            dynamic_dims_sizes=[list(tensor.shape) for tensor in present],
-            dynamic_dims_strides=[list(tensor.stride()) for tensor in present],
+            dynamic_dims_sizes=sizes,
+            dynamic_dims_strides=strides,
         )
         check: Callable[..., bool] = guards.check
 

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._library.utils import get_layout_constraint_tag
 
 __all__ = ["substitute"]
 
@@ -50,6 +49,7 @@ def _register(
     """
     from torch._inductor import lowering
     from torch._inductor.virtualized import V
+    from torch._library.utils import get_layout_constraint_tag
 
     constraint = lowering.tag_to_layout_constraint(
         get_layout_constraint_tag(written, with_default=True)

@@ -166,9 +166,7 @@ def _fake(declaration: Declaration, named: bool) -> Callable[..., Any]:
             _forward_ad._current_level >= 0 and any_tangent(args)
         ):
             raise refuse_grad(op)
-        declaration.checker(*args)
-        if declaration.mutates:
-            declaration.memory_checker(*args)
+        declaration.check_call(*args)
         depend_on_policy(op, args, backend)
         compiled.lower(op, named)
         return declaration.faker(*args)

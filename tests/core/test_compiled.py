@@ -115,7 +115,7 @@ def test_policy_and_trace_are_obeyed(toy: Toy) -> None:
     with torch_ops.trace() as seen:
         for _ in range(2):
             assert call(x).eq(31).all()
-    counts = {(record.backend, record.source): record.count for record in seen.records}
+    counts = {(record.backend.value, record.source): record.count for record in seen.records}
     assert counts == {("torch", "declared"): 2, ("triton", "call"): 2}
     assert toy.calls["torch"] == 3
 

@@ -153,7 +153,7 @@ def test_what_looks_different_is_checked(
 
 def test_a_shape_that_keeps_changing_its_look_is_kept_ever_more_rarely(checked: list[Any]) -> None:
     """At its second, fourth and eighth miss: to keep a look costs as much as a check."""
-    kept = []
+    kept: list[Look | None] = []
     for turn in range(40):
         ops.rms_norm(X, WEIGHT, 1e-5 if turn % 2 else 1e-6)
         (look,) = looks_of("rms_norm").values() or (None,)
@@ -173,7 +173,12 @@ def test_no_more_than_some_hundred_shapes_are_kept() -> None:
 def test_optional_tensors_that_are_left_out(checked: list[Any]) -> None:
     """By position, by name or not at all: one look; other tensors are another."""
     expected = ops.rms_norm(X, None, backend="torch")
-    ways = (lambda: ops.rms_norm(X), lambda: RMS(X, None), lambda: RMS(X), lambda: RMS.default(x=X))
+    ways: list[Callable[[], Tensor]] = [
+        lambda: ops.rms_norm(X),
+        lambda: RMS(X, None),
+        lambda: RMS(X),
+        lambda: RMS.default(x=X),
+    ]
     for way in ways:
         assert torch.equal(way(), expected)
     assert len(checked) == 2
@@ -209,7 +214,7 @@ def test_policy_scope_debug_and_trace_are_obeyed(toy: Toy) -> None:
     with torch_ops.trace() as seen:
         assert toy() == 1
         assert toy("triton") == 3
-    assert [(r.backend, r.source, r.count) for r in seen.records] == [
+    assert [(r.backend.value, r.source, r.count) for r in seen.records] == [
         ("torch", "declared", 1),
         ("triton", "call", 1),
     ]
@@ -260,7 +265,7 @@ def test_memory_is_compared_at_every_call() -> None:
 
 class SeesOperators(TorchDispatchMode):
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.seen: list[Any] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -335,6 +340,13 @@ def test_numbers_are_converted_by_the_dispatcher() -> None:
     """An int where the schema says float arrives as a float in every kernel."""
     shortcuts = known("rms_norm", X, WEIGHT, 1.0)
     assert torch.equal(ops.rms_norm(X, WEIGHT, 1), ops.rms_norm(X, WEIGHT, True))
+    assert torch.equal(ops.rms_norm(X, WEIGHT, torch.tensor(1.0)), ops.rms_norm(X, WEIGHT, 1))
+    texts = []
+    for call in (ops.rms_norm, RMS.default):
+        with pytest.raises(RuntimeError, match="argument 'eps'") as raised:
+            call(X, WEIGHT, torch.ones(2))
+        texts.append(str(raised.value))
+    assert texts[0] == texts[1]
     assert shortcuts.count == 0
     ops.rms_norm(X, WEIGHT, 1.0)
     assert shortcuts.count == 1
