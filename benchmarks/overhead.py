@@ -30,7 +30,7 @@ LIMITS = {
 def _contenders(op: str, args: tuple[Any, ...]) -> dict[str, Callable[[], Any]]:
     declaration = torch_ops.declarations.catalogue()[op]
     kernel = torch_ops.get_kernel(op, "torch")
-    check = declaration.checker
+    check = declaration.check_call
 
     def bare(*call: Any) -> Any:
         check(*call)

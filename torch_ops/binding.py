@@ -162,12 +162,16 @@ def _log_refused(op: str, backend: str, reason: str) -> None:
 
 
 def _debugged(op: str, run: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the checks of ``debug()``: those that read data, and that nothing is aliased."""
+    """Add the checks of ``debug()``: those that read data, and that nothing is aliased.
+
+    The others are made here too: compiled graphs make them while they are traced alone.
+    """
     from torch_ops.declarations import catalogue
 
     declaration = catalogue()[op]
 
     def debugged(*args: Any) -> Any:
+        declaration.check_call(*args)
         if declaration.debug_checker is not None:
             declaration.debug_checker(*args)
         result = run(*args)

@@ -1,8 +1,16 @@
-"""The Python callables of ``torch_ops.ops``: one plain function per op, with its own signature."""
+"""The Python callables of ``torch_ops.ops``: one plain function per op, with its own signature.
+
+A call goes past PyTorch's dispatcher, which costs 2 to 3 us, where that would do nothing but call
+our kernel: the tensors look like those that have reached the kernel before, so no dispatch key of
+a subclass, a transform, autocast or a mode is among theirs; no Python mode is active, of which
+this comparison leaves out some; no profiler wants to see the operator; and Dynamo isn't tracing.
+"""
 
 from __future__ import annotations
 
 import inspect
+import types
+import typing
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -12,13 +20,21 @@ from torch import Tensor
 from torch_ops import ops
 from torch_ops.backend import Backend
 from torch_ops.declare import Declaration
+from torch_ops.familiar import Familiar
 
 __all__ = ["publish"]
 
+_tracing = torch.compiler.is_dynamo_compiling  # a constant of traced code
+_function_modes = torch._C._is_torch_function_mode_enabled
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_profiling = torch._C._autograd._profiler_enabled
+_grad_enabled = torch._C.is_grad_enabled
+_bool, _dtype, _float, _int, _str = bool, torch.dtype, float, int, str
+
 _TEMPLATE = """
-def make(_Tensor, _Backend, _default, _named, _refuse, _refuse_backend):
+def make(_Tensor, _Backend, _default, _named, _refuse, _refuse_backend, _looked):
     def {name}({parameters}, *, backend=None):
-        if {not_tensors}:
+{shortcut}        if {not_tensors}:
             _refuse({arguments})
         if backend is None:
             return _default({arguments})
@@ -30,27 +46,34 @@ def make(_Tensor, _Backend, _default, _named, _refuse, _refuse_backend):
     return {name}
 """
 
+_SHORTCUT = """
+        if backend is None and {first}.__class__ is _Tensor and not (
+            _tracing() or _function_modes() or _dispatch_modes() or _profiling()
+        ):
+            look = _looked({first}.shape)
+            if look is not None:
+                same, _, rest, without_grad, call = look
+                if same({tensors}) and {exact}not (without_grad and _grad_enabled()):
+                    return call({arguments})
+"""
 
-def publish(declaration: Declaration) -> None:
+
+def publish(declaration: Declaration, familiar: Familiar) -> None:
     """Put the op's callable into ``torch_ops.ops``.
 
     A generated function: Dynamo traces it like hand-written code, and it costs one frame.
     """
     parameters = declaration.signature.parameters.values()
-    tests = []
-    for parameter in parameters:
-        if parameter.name in declaration.tensor_arguments:
-            test = f"not isinstance({parameter.name}, _Tensor)"
-            optional = parameter.annotation is not Tensor
-            test = f"{parameter.name} is not None and {test}" if optional else test
-            tests.append(f"({test})")
+    tensors = [p for p in parameters if p.name in declaration.tensor_arguments]
+    others = [p for p in parameters if p.name not in declaration.tensor_arguments]
     source = _TEMPLATE.format(
         name=declaration.name,
         parameters=", ".join(
             p.name if p.default is p.empty else f"{p.name}={p.default!r}" for p in parameters
         ),
         arguments=", ".join(declaration.signature.parameters),
-        not_tensors=" or ".join(tests),
+        shortcut=_shortcut(tensors, others) if familiar.possible else "",
+        not_tensors=" or ".join(map(_no_tensor, tensors)),
     )
     packet = getattr(torch.ops.torch_ops, declaration.name)
     made: dict[str, Any] = {}
@@ -62,6 +85,7 @@ def publish(declaration: Declaration) -> None:
         packet.backend,
         _refuser(declaration),
         _backend_refuser(declaration.name),
+        familiar.looks.get,
     )
     function.__module__ = ops.__name__
     function.__qualname__ = declaration.name
@@ -70,6 +94,36 @@ def publish(declaration: Declaration) -> None:
     function.declaration = declaration
     function.backends = _lister(declaration.name)
     setattr(ops, declaration.name, function)
+
+
+def _shortcut(tensors: list[inspect.Parameter], others: list[inspect.Parameter]) -> str:
+    """Write the way past the dispatcher, for an op of which the tensors come first."""
+    values = "".join(f"{parameter.name}, " for parameter in others)
+    return _SHORTCUT.lstrip("\n").format(
+        first=tensors[0].name,
+        tensors=", ".join(parameter.name for parameter in tensors),
+        exact="".join([*map(_exactly, others), f"rest == ({values}) and "]),
+        arguments=", ".join(parameter.name for parameter in (*tensors, *others)),
+    )
+
+
+def _no_tensor(parameter: inspect.Parameter) -> str:
+    """Write the test that a tensor argument is something else."""
+    test = f"not isinstance({parameter.name}, _Tensor)"
+    if parameter.annotation is not Tensor:
+        test = f"{parameter.name} is not None and {test}"
+    return f"({test})"
+
+
+def _exactly(parameter: inspect.Parameter) -> str:
+    """Write the test that a number has its own type, which the dispatcher would convert it to."""
+    name = parameter.name
+    options = typing.get_args(parameter.annotation) or (parameter.annotation,)
+    tests = [
+        f"{name} is None" if option is types.NoneType else f"{name}.__class__ is _{option.__name__}"
+        for option in options
+    ]
+    return f"({' or '.join(tests)}) and "
 
 
 def _with_backend(signature: inspect.Signature) -> inspect.Signature:

@@ -30,13 +30,16 @@ _NAMES = {
 _is_alias_of = torch._C._is_alias_of  # type: ignore[attr-defined]
 
 
-def apart(x: Tensor, y: Tensor, read: Tensor) -> bool:
-    """Whether x and y, which are written, and a tensor that is read clearly share no memory."""
-    return bool(
-        x.is_contiguous()
-        and y.is_contiguous()
-        and not (_is_alias_of(x, y) or _is_alias_of(x, read) or _is_alias_of(y, read))
-    )
+def apart(x: Tensor, y: Tensor, *read: Tensor) -> bool:
+    """Whether two that are written, and those that are read, lie in storages of their own."""
+    first, second = x.untyped_storage(), y.untyped_storage()  # one object as long as it is held
+    if first is second:
+        return False
+    for tensor in read:
+        storage = tensor.untyped_storage()
+        if storage is first or storage is second:
+            return False
+    return True
 
 
 def refuse(

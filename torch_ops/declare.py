@@ -17,8 +17,10 @@ from torch_ops import schema as schemas
 from torch_ops.contracts import Contract
 from torch_ops.errors import DeclarationError
 
-__all__ = ["DEFAULT_ORDER", "FLOATS", "Declaration", "op"]
+__all__ = ["COMPILED", "DEFAULT_ORDER", "FLOATS", "Declaration", "op"]
 
+COMPILED = "torch_ops_compiled"
+"""Namespace of the operators that compiled graphs call: graphs in PyTorch's caches name it."""
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 DEFAULT_ORDER: Mapping[str, tuple[str, ...]] = {
     "cpu": ("torch", "inductor"),
@@ -73,6 +75,7 @@ class Declaration:
         code = reference.__code__
         self.site = f"{code.co_filename}:{code.co_firstlineno}"
         self.checker: Callable[..., None] = _every_call_is_legal
+        self.memory_checker: Callable[..., None] = _every_call_is_legal
         self.debug_checker: Callable[..., None] | None = None
         self.faker: Callable[..., Any] = self._fake_by_reference
 
@@ -96,9 +99,34 @@ class Declaration:
         )
 
     def check(self, function: Callable[..., None]) -> Callable[..., None]:
-        """Set the argument checks, run in the kernel and the fake of every backend."""
+        """Set the argument checks, run in the kernel and the fake of every backend.
+
+        They may look at types, dtypes, devices, shapes, strides and numbers, as the guards of
+        compiled code do: a compiled graph, and an eager call that looks like one before in all of
+        these, aren't checked again. Where tensors lie in memory is for `memory_check`.
+        """
         self.checker = self._same_parameters(function, "check")
+        policy.invalidate()  # calls that look like one that was legal before aren't checked
         return function
+
+    def memory_check(self, function: Callable[..., None]) -> Callable[..., None]:
+        """Set the check that what the op writes shares no memory, run at every call.
+
+        Raises:
+            DeclarationError: the op writes none of its arguments.
+        """
+        if not self.mutates:
+            raise DeclarationError(
+                f"op {self.name!r}: a memory check is for ops that write arguments, and this one "
+                "mutates nothing"
+            )
+        self.memory_checker = self._same_parameters(function, "memory_check")
+        return function
+
+    def check_call(self, *args: Any) -> None:
+        """Raise what the checks say of these arguments, those of memory too."""
+        self.checker(*args)
+        self.memory_checker(*args)
 
     def debug_check(self, function: Callable[..., None]) -> Callable[..., None]:
         """Set the checks that read data and synchronize, run in ``debug()`` alone."""
@@ -134,7 +162,7 @@ class Declaration:
 
     def digest(self) -> str:
         """Digest of schema, contract, reference and fake."""
-        parts = [self.name, self.schema, repr(self.contract), repr(self.mutates)]
+        parts = [COMPILED, self.name, self.schema, repr(self.contract), repr(self.mutates)]
         for function in (self.reference, self.faker):
             code = getattr(function, "__code__", None)
             if code is not None:

@@ -7,13 +7,21 @@ from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
 from torch._C._dynamo import eval_frame as _eval_frame
 
-__all__ = ["depend", "mark_dynamic", "skip", "traced_otherwise", "tracing", "watched"]
+__all__ = [
+    "depend",
+    "mark_dynamic",
+    "resembling",
+    "skip",
+    "traced_otherwise",
+    "tracing",
+    "watched",
+]
 
 _SKIP = _eval_frame._FrameExecStrategy(_eval_frame._FrameAction.SKIP, _eval_frame._FrameAction.SKIP)
 _ATTRIBUTE = "_torch_ops_dependency"
@@ -23,6 +31,41 @@ _modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 def skip(code: types.CodeType) -> None:
     """Keep Dynamo from tracing this code and what it calls; costs nothing a call."""
     _eval_frame.set_code_exec_strategy(code, _SKIP)
+
+
+def resembling(tensors: Sequence[torch.Tensor | None]) -> Callable[..., bool] | None:
+    """Make the comparison that guards compiled code: whether other tensors look like these.
+
+    Args:
+        tensors: The last ones may be None.
+
+    Returns:
+        A function of as many tensors: whether type, dispatch keys of this thread, dtype, device,
+        shape, strides and ``requires_grad`` are the same, and no tensor comes twice. None where
+        the tensors aren't like themselves, one coming twice, and where this PyTorch lacks it.
+    """
+    present = [tensor for tensor in tensors if tensor is not None]
+    count = len(present)
+    sizes: Any = [list(tensor.shape) for tensor in present]
+    strides: Any = [list(tensor.stride()) for tensor in present]
+    try:
+        guards = torch._C._dynamo.guards.TensorGuards(
+            *present,
+            dynamic_dims_sizes=sizes,
+            dynamic_dims_strides=strides,
+        )
+        check: Callable[..., bool] = guards.check
+
+        def same(*others: torch.Tensor | None) -> bool:
+            for other in others[count:]:
+                if other is not None:
+                    return False
+            return check(*others[:count])
+
+        matches = check if count == len(tensors) else same
+        return matches if matches(*tensors) else None
+    except (AttributeError, TypeError, RuntimeError):
+        return None
 
 
 def mark_dynamic(tensor: torch.Tensor, dim: int) -> None:

@@ -94,15 +94,15 @@ def explain(op: str, *args: Any, platform: Platform | None = None, **kwargs: Any
 
 def _check(op: str, call: tuple[Any, ...] | None) -> None:
     """Raise what a call with these arguments would raise before any kernel is asked."""
+    from torch_ops.calls import refuse_grad
     from torch_ops.declarations import catalogue
-    from torch_ops.runtime import refuse_grad
 
     declaration = catalogue().get(op)
     if declaration is None or call is None:
         return
     if torch.is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in call):
         raise refuse_grad(op)
-    declaration.checker(*call)
+    declaration.check_call(*call)
 
 
 def _arguments(op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:

@@ -14,11 +14,13 @@ import torch
 from torch import Tensor
 from torch.library import Library, custom_op, fallthrough_kernel
 
-from torch_ops import binding, callables, dynamo, policy, schema, selector, transforms
+from torch_ops import callables, calls, compiled, dynamo, policy, schema, selector, transforms
 from torch_ops.backend import Backend
+from torch_ops.calls import refuse_grad
 from torch_ops.declare import Declaration
-from torch_ops.errors import NoBackwardError, TorchOpsError
-from torch_ops.platform import Platform, platform_of
+from torch_ops.errors import TorchOpsError
+from torch_ops.familiar import Familiar
+from torch_ops.platform import Platform
 from torch_ops.registry import registry
 from torch_ops.transforms import any_tangent
 
@@ -32,8 +34,6 @@ _library = Library(NAMESPACE, "FRAGMENT")  # kept for ever: a collected library 
 _grad_enabled = torch._C.is_grad_enabled
 _any_requires_grad = torch._C._any_requires_grad
 _forward_ad = torch.autograd.forward_ad
-_increment_version = torch.autograd.graph.increment_version
-_scope = policy.current_scope
 
 
 def register(declaration: Declaration) -> None:
@@ -46,10 +46,14 @@ def register(declaration: Declaration) -> None:
         schema=declaration.schema,
     )
     _library.define(f"{name}.backend{schema.backend_overload(declaration.schema)}")
-    for overload, named in ((name, False), (f"{name}.backend", True)):
-        kernels = [_kernel(declaration, named) for _ in _DEVICE_KEYS]
+    familiar = Familiar(declaration)
+    legal = {key: calls.legal(declaration, named=False) for key in _DEVICE_KEYS}
+    chosen = {key: calls.legal(declaration, named=True) for key in _DEVICE_KEYS}
+    for overload, named, run in ((name, False, legal), (f"{name}.backend", True, chosen)):
+        compiled.define(declaration, named, run)
+        kernels = [_kernel(familiar, run[key], legal[key], named) for key in _DEVICE_KEYS]
         install(overload, kernels, _fake(declaration, named), bool(declaration.mutates))
-    callables.publish(declaration)
+    callables.publish(declaration, familiar)
 
 
 def install(
@@ -112,86 +116,42 @@ def _refuse_device(declaration: Declaration) -> Callable[..., Any]:
     return refuse
 
 
-def refuse_grad(op: str) -> NoBackwardError:
-    """Build the error for inputs that require grad, the same in eager and compiled code."""
-    return NoBackwardError(
-        f"op {op!r}: an input requires grad and no backend of the op has a backward "
-        "(accepted: inputs without grad, or calls under torch.no_grad() or "
-        "torch.inference_mode()); detach the input or leave grad mode",
-        op=op,
-    )
+def _kernel(
+    familiar: Familiar, call: Callable[..., Any], legal: Callable[..., Any], named: bool
+) -> Callable[..., Any]:
+    """Build the kernel of one overload and device key. It is on the hot path of every call.
 
-
-def _kernel(declaration: Declaration, named: bool) -> Callable[..., Any]:
-    """Build the kernel of one overload and device key. It is on the hot path of every call."""
-    op, mutates = declaration.name, bool(declaration.mutates)
-    written = [list(declaration.signature.parameters).index(n) for n in declaration.mutates]
-    slots: dict[Any, Callable[..., Any]] = policy.track({})
-    find = slots.get
+    Args:
+        familiar: The op's legal calls of late.
+        call: Runs a legal call of this overload.
+        legal: Runs one of the default overload on the same device.
+        named: Whether the last argument is the name of a backend.
+    """
+    count, absent = familiar.tensors, familiar.absent
+    looked = familiar.looks.get
 
     def kernel(*args: Any) -> Any:
-        if (_grad_enabled() and _any_requires_grad(*args)) or (
-            _forward_ad._current_level >= 0 and any_tangent(args)
-        ):
-            raise refuse_grad(op)
-        declaration.checker(*args)
-        run = find(_scope())
-        if run is None:
-            run = _resolve(op, slots, _scope(), args, None)
-        return run(*args)
-
-    def kernel_mutating(*args: Any) -> None:
-        if (_grad_enabled() and _any_requires_grad(*args)) or (
-            _forward_ad._current_level >= 0 and any_tangent(args)
-        ):
-            raise refuse_grad(op)
-        declaration.checker(*args)
-        run = find(_scope())
-        if run is None:
-            run = _resolve(op, slots, _scope(), args, None)
-        run(*args)
-        for index in written:
-            _increment_version(args[index])
+        look = looked(args[0].shape) if possible else None
+        if look is not None:
+            same, rest, _, without_grad, _ = look
+            tensors = args[:count] if len(args) >= count else args + absent[len(args) :]
+            if args[count:] == rest and same(*tensors) and not (without_grad and _grad_enabled()):
+                return call(*args)
+        familiar.meet(args, legal)
+        return call(*args)
 
     def kernel_named(*args: Any) -> Any:
-        args, backend = args[:-1], args[-1]
-        if (_grad_enabled() and _any_requires_grad(*args)) or (
-            _forward_ad._current_level >= 0 and any_tangent(args)
-        ):
-            raise refuse_grad(op)
-        declaration.checker(*args)
-        run = find((_scope(), backend))
-        if run is None:
-            run = _resolve(op, slots, _scope(), args, backend)
-        result = run(*args)
-        for index in written:
-            _increment_version(args[index])
-        return result
+        look = looked(args[0].shape) if possible else None
+        if look is not None:
+            same, _, rest, without_grad, _ = look
+            known = args[count:-1] == rest and same(*args[:count])
+            if known and not (without_grad and _grad_enabled()):
+                return call(*args)
+        familiar.meet(args[:-1], legal)
+        return call(*args)
 
-    return kernel_named if named else kernel_mutating if mutates else kernel
-
-
-def _resolve(
-    op: str,
-    slots: dict[Any, Any],
-    scope: policy.Scope | None,
-    args: tuple[Any, ...],
-    backend: str | None,
-) -> Callable[..., Any]:
-    """Make the plan of a call and keep it, once its kernels have run, where it holds for all."""
-    made_in = policy.generation
-    platform = platform_of(args) or Platform.cpu()
-    plan = selector.make_plan(op, platform, backend=backend, scope=scope)
-    run, lasting = binding.bind(plan, debugging=scope is not None and scope.debug)
-    if lasting and (platform.device == "cpu" or _one_architecture()):
-        policy.remember(slots, scope if backend is None else (scope, backend), made_in, run)
-    return run
-
-
-def _one_architecture() -> bool:
-    """Whether all visible GPUs are alike, so that one plan serves each of them."""
-    count = torch.cuda.device_count()
-    return count == 1 or len({Platform.detect(f"cuda:{i}").arch for i in range(count)}) == 1
+    possible = familiar.possible
+    return kernel_named if named else kernel
 
 
 def _fake(declaration: Declaration, named: bool) -> Callable[..., Any]:
@@ -206,8 +166,9 @@ def _fake(declaration: Declaration, named: bool) -> Callable[..., Any]:
             _forward_ad._current_level >= 0 and any_tangent(args)
         ):
             raise refuse_grad(op)
-        declaration.checker(*args)
+        declaration.check_call(*args)
         depend_on_policy(op, args, backend)
+        compiled.lower(op, named)
         return declaration.faker(*args)
 
     return fake

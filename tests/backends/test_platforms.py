@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import torch_ops
-from torch_ops import Backend, BackendUnavailableError, Platform, ops, runtime
+from torch_ops import Backend, BackendUnavailableError, Platform, calls, ops
 from torch_ops.registry import registry
 
 from . import sites
@@ -80,9 +80,9 @@ def test_plans_for_unlike_gpus_are_not_shared(monkeypatch: pytest.MonkeyPatch) -
     kinds = {"cuda:0": Platform.cuda((9, 0), 0), "cuda:1": Platform.cuda((8, 0), 1)}
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(kinds))
     monkeypatch.setattr(Platform, "detect", lambda device=None: kinds[str(device)])
-    assert not runtime._one_architecture()
+    assert not calls._one_architecture()
     kinds["cuda:1"] = Platform.cuda((9, 0), 1)
-    assert runtime._one_architecture()
+    assert calls._one_architecture()
 
 
 @pytest.mark.parametrize(("backend", "op"), EVERY)

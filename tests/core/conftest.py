@@ -57,6 +57,14 @@ def declaring() -> Iterator[None]:
     policy.invalidate()
 
 
+@pytest.fixture
+def strangers() -> Iterator[None]:
+    """Let every call look new, before a test and after it."""
+    policy.invalidate()
+    yield
+    policy.invalidate()
+
+
 @pytest.fixture(scope="session")
 def _toy_declaration() -> tuple[declare.Declaration, object]:
     return hidden_toy()

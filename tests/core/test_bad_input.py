@@ -17,7 +17,7 @@ from torch._dynamo.exc import TorchRuntimeError
 from torch._subclasses import FakeTensorMode
 
 import torch_ops
-from torch_ops import ops, policy, runtime
+from torch_ops import calls, ops, policy
 from torch_ops.declarations import catalogue
 
 from . import samples
@@ -341,7 +341,7 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         raise AssertionError("a kernel was about to start")
 
     policy.invalidate()
-    monkeypatch.setattr(runtime, "_resolve", start)
+    monkeypatch.setattr(calls, "_resolve", start)
     yield
     policy.invalidate()
 

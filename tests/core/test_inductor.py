@@ -42,7 +42,7 @@ def compare(function: Callable[..., Any], *args: Tensor) -> str:
 def test_one_call_and_nothing_else() -> None:
     """The operator stays one node, at the cost of calling it."""
     body = compare(lambda x: torch.ops.torch_ops.rms_norm(x, WEIGHT), torch.randn(3, 8))
-    assert body.count("torch.ops.torch_ops.rms_norm.default(") == 1
+    assert body.count("torch.ops.torch_ops_compiled.rms_norm.default(") == 1
     assert "cpp_fused" not in body
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from torch_ops import checks, dynamo, policy, runtime
+from torch_ops import calls, checks, dynamo, policy, runtime
 from torch_ops.attention import group, metadata
 from torch_ops.attention.choice import LayerRules
 from torch_ops.attention.metadata import AttentionMetadata, Tables
@@ -56,7 +56,7 @@ def _fake(q: Tensor, k: Tensor, v: Tensor, slot: Tensor, route: Tensor) -> Tenso
 
 def _refuse_grad(q: Tensor, k: Tensor, v: Tensor) -> None:
     if torch._C.is_grad_enabled() and torch._C._any_requires_grad(q, k, v):
-        raise runtime.refuse_grad("attention")
+        raise calls.refuse_grad("attention")
 
 
 def _traced() -> None:

@@ -51,8 +51,7 @@ def _arguments(declaration: Declaration, sample: Sample) -> dict[str, Any]:
     bound = declaration.signature.bind(**given)
     bound.apply_defaults()
     try:
-        if declaration.checker is not None:
-            declaration.checker(*bound.args)
+        declaration.check_call(*bound.args)
     except (TypeError, ValueError) as error:
         raise UsageError(str(error)) from None
     return given

@@ -41,16 +41,22 @@ def apply_rope_(
 def _check(
     q: Tensor, k: Tensor, cos_sin_cache: Tensor, positions: Tensor, is_neox: bool = True
 ) -> None:
+    _rope.check("apply_rope_", q, k, cos_sin_cache, positions)
+    checks.no_self_overlap("apply_rope_", "q", q)
+    checks.no_self_overlap("apply_rope_", "k", k)
+
+
+@apply_rope_.memory_check
+def _memory_check(
+    q: Tensor, k: Tensor, cos_sin_cache: Tensor, positions: Tensor, is_neox: bool = True
+) -> None:
     name = "apply_rope_"
-    _rope.check(name, q, k, cos_sin_cache, positions)
-    for argument, tensor in (("q", q), ("k", k)):
-        checks.no_overlap(name, argument, tensor, "positions", positions)
-    if checks.apart(q, k, cos_sin_cache):
+    if checks.apart(q, k, cos_sin_cache, positions):
         return
     checks.no_overlap(name, "q", q, "k", k)
     for argument, tensor in (("q", q), ("k", k)):
+        checks.no_overlap(name, argument, tensor, "positions", positions)
         checks.no_overlap(name, argument, tensor, "cos_sin_cache", cos_sin_cache)
-        checks.no_self_overlap(name, argument, tensor)
 
 
 @apply_rope_.debug_check

@@ -48,13 +48,18 @@ def _check(x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-6) -> No
     checks.like(name, "residual", residual, x, "x")
     checks.vector(name, "weight", weight, x)
     checks.non_negative(name, "eps", eps)
+    checks.no_self_overlap(name, "x", x)
+    checks.no_self_overlap(name, "residual", residual)
+
+
+@fused_add_rms_norm_.memory_check
+def _memory_check(x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-6) -> None:
+    name = "fused_add_rms_norm_"
     if checks.apart(x, residual, weight):
         return
     checks.no_overlap(name, "x", x, "residual", residual)
     checks.no_overlap(name, "weight", weight, "x", x)
     checks.no_overlap(name, "weight", weight, "residual", residual)
-    checks.no_self_overlap(name, "x", x)
-    checks.no_self_overlap(name, "residual", residual)
 
 
 @fused_add_rms_norm_.fake

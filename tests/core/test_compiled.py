@@ -1,0 +1,223 @@
+"""What Inductor's code calls: operators that check nothing again, and all else as ever."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._dynamo.exc import TorchRuntimeError
+from torch._inductor.utils import run_and_get_code
+from torch.autograd import forward_ad
+
+import torch_ops
+from torch_ops import NoBackwardError, declare, inductor, ops
+
+from . import samples
+from .conftest import Python
+from .samples import OPS
+from .toy import Toy
+
+pytestmark = [
+    pytest.mark.usefixtures("fresh_dynamo"),
+    # PyTorch's own forward mode scripts its decompositions when it is used first.
+    pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated"),
+]
+WEIGHT = torch.linspace(0.5, 1.5, 8)
+
+
+def compiled(function: Callable[..., Any], **how: Any) -> Callable[..., Any]:
+    made: Callable[..., Any] = torch.compile(function, fullgraph=True, **how)
+    return made
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_every_op_has_one_of_the_same_schema(op: str) -> None:
+    ours, called = getattr(torch.ops.torch_ops, op), getattr(torch.ops.torch_ops_compiled, op)
+    assert sorted(ours.overloads()) == sorted(called.overloads()) == ["backend", "default"]
+    for overload in ours.overloads():
+        first, second = (str(getattr(packet, overload)._schema) for packet in (ours, called))
+        assert first == second.replace("torch_ops_compiled::", "torch_ops::")
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_operators_are_sound(op: str) -> None:
+    """Fakes, mutation and aliasing are as the schemas say."""
+    args = tuple(samples.arguments(op).values())
+    packet = getattr(torch.ops.torch_ops_compiled, op)
+    tests = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
+    torch.library.opcheck(packet.default, args, test_utils=tests)
+    torch.library.opcheck(packet.backend, (*args, "torch"), test_utils=tests)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("way", ["operator", "overload"])
+@pytest.mark.parametrize("op", OPS)
+def test_code_calls_it_by_position(op: str, way: str, dynamic: bool) -> None:
+    packet = getattr(torch.ops.torch_ops, op)
+    call = packet if way == "operator" else lambda *args: packet.backend(*args, "torch")
+    args, copies = samples.arguments(op), samples.arguments(op)
+    expected = samples.outputs(op, args, call(*args.values()))
+    result, sources = run_and_get_code(compiled(call, dynamic=dynamic), *copies.values())
+    found = samples.outputs(op, copies, result)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    (source,) = sources
+    overload = "default" if way == "operator" else "backend"
+    name = f"torch.ops.torch_ops_compiled.{op}.{overload}("
+    (line,) = [line for line in source.splitlines() if name in line]
+    assert "=" not in line.partition(name)[2]
+    assert f"torch.ops.torch_ops.{op}.{overload}(" not in source
+
+
+def test_arguments_are_checked_while_it_is_traced_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And in ``debug()``, where nothing is trusted."""
+    call = compiled(lambda x: ops.rms_norm(x, WEIGHT))
+    x = torch.randn(3, 8)
+    expected = call(x)
+    declaration = declare.declared["rms_norm"]
+
+    def check(*args: Any) -> None:
+        raise ValueError("checked")
+
+    monkeypatch.setattr(declaration, "checker", check)
+    assert torch.equal(call(x), expected)
+    with torch_ops.debug(), pytest.raises(ValueError, match="checked"):
+        call(x)
+    assert torch.equal(call(x), expected)
+
+
+def test_bad_arguments_are_refused_while_it_is_traced() -> None:
+    call = compiled(ops.rms_norm)
+    call(torch.randn(3, 8), WEIGHT)
+    for x, weight, text in (
+        (torch.randn(3, 7), WEIGHT, r"argument 'weight' is of shape \[8\]"),
+        (torch.randn(3, 8), WEIGHT.long(), r"argument 'weight' is torch.int64"),
+        (torch.randn(3, 8).requires_grad_(), WEIGHT, "an input requires grad"),
+    ):
+        with pytest.raises(TorchRuntimeError, match=f"op 'rms_norm': {text}"):
+            call(x, weight)
+
+
+def test_policy_and_trace_are_obeyed(toy: Toy) -> None:
+    for backend, value in (("torch", 1.0), ("inductor", 2.0), ("triton", 3.0)):
+        toy.serve(backend, value)
+    call, x = compiled(lambda x: ops.toy(x) + ops.toy(x, backend="triton") * 10), torch.ones(2)
+    assert call(x).eq(31).all()
+    with torch_ops.use_backend("inductor"):
+        assert call(x).eq(32).all()
+    undo = torch_ops.set_backend(toy="triton")
+    assert call(x).eq(33).all()
+    undo()
+    with torch_ops.trace() as seen:
+        for _ in range(2):
+            assert call(x).eq(31).all()
+    counts = {(record.backend.value, record.source): record.count for record in seen.records}
+    assert counts == {("torch", "declared"): 2, ("triton", "call"): 2}
+    assert toy.calls["torch"] == 3
+
+
+def test_memory_that_is_shared_later_is_refused_when_it_runs() -> None:
+    """No guard of Dynamo is about it; the words are those of eager code."""
+    call = compiled(lambda x, residual: ops.fused_add_rms_norm_(x, residual, WEIGHT))
+    call(torch.randn(3, 8), torch.randn(3, 8))
+    both = torch.randn(4, 8)
+    before = both.clone()
+    with pytest.raises(ValueError, match="op 'fused_add_rms_norm_': argument 'x' is at offset 0"):
+        call(both[:3], both[1:])
+    assert torch.equal(both, before)
+
+
+def test_tangents_are_refused_when_it_runs() -> None:
+    call = torch.compile(lambda x: ops.rms_norm(x, WEIGHT))
+    x = torch.randn(3, 8)
+    call(x)
+    with forward_ad.dual_level(), pytest.raises(NoBackwardError):
+        call(forward_ad.make_dual(x, torch.ones_like(x)))
+
+
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad])
+def test_versions_of_written_arguments_are_bumped(mode: Callable[[], Any]) -> None:
+    """Or autograd wouldn't notice that a saved tensor was overwritten."""
+    call = compiled(lambda x, residual: ops.fused_add_rms_norm_(x, residual, WEIGHT))
+    tensors = [torch.randn(3, 8) for _ in range(2)]
+    with mode():
+        for _ in range(3):
+            versions = [tensor._version for tensor in tensors]
+            call(*tensors)
+            assert all(map(operator.gt, [tensor._version for tensor in tensors], versions))
+
+
+def test_devices_without_kernels_are_refused_as_in_eager_code() -> None:
+    class OnXpu:
+        def get_device(self) -> torch.device:
+            return torch.device("xpu")
+
+    assert not inductor._on_devices((OnXpu(), 1e-6, None))
+    assert inductor._on_devices((1e-6, None))
+
+
+def _changed() -> None:
+    """A function that takes other arguments than we give it."""
+
+
+@pytest.mark.parametrize("part", ["tag_to_layout_constraint", "make_fallback"])
+@pytest.mark.parametrize("error", ["AttributeError", "TypeError"])
+def test_without_a_part_of_inductor_the_code_calls_the_operator_itself(
+    part: str, error: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from torch._inductor import lowering
+
+    written = torch.ops.torch_ops.rms_norm.default
+    compiled(ops.rms_norm)(torch.randn(5, 30))
+    torch._dynamo.reset()
+    monkeypatch.setattr(inductor, "_met", inductor._met - {written})
+    monkeypatch.delitem(lowering.lowerings, written)
+    if error == "AttributeError":
+        monkeypatch.delattr(lowering, part)
+    else:
+        monkeypatch.setattr(lowering, part, _changed)
+    x = torch.randn(5, 31 + len(part) + len(error))  # no graph that PyTorch has cached
+    with caplog.at_level("INFO", "torch_ops"):
+        found, sources = run_and_get_code(compiled(ops.rms_norm), x)
+    assert torch.equal(found, ops.rms_norm(x))
+    assert "torch.ops.torch_ops.rms_norm.default(" in sources[0]
+    assert f"compiled graphs call torch_ops.rms_norm.default itself: {error}" in caplog.text
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated")
+def test_a_package_of_aotinductor_calls_the_operator_itself(tmp_path: Path) -> None:
+    """It is loaded where no guard holds."""
+
+    class Norm(torch.nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            return ops.rms_norm(x * 2)
+
+    x = torch.randn(3, 8)
+    exported = torch.export.export(Norm(), (x,))
+    path = torch._inductor.aoti_compile_and_package(
+        exported, package_path=str(tmp_path / "norm.pt2")
+    )
+    assert b"torch_ops_compiled" not in Path(path).read_bytes()
+    assert torch.equal(torch._inductor.aoti_load_package(path)(x), Norm()(x))
+
+
+CACHED = """
+import torch, torch_ops
+from torch._dynamo.utils import counters
+
+x = torch.arange(24.0).view(3, 8)
+call = torch.compile(lambda x: torch_ops.ops.silu_and_mul(torch_ops.ops.rms_norm(x)))
+assert torch.equal(call(x), torch_ops.ops.silu_and_mul(torch_ops.ops.rms_norm(x)))
+print(counters["inductor"]["fxgraph_cache_hit"] + counters["aot_autograd"]["autograd_cache_hit"])
+"""
+
+
+@pytest.mark.slow
+def test_a_cached_graph_runs_in_another_process(python: Python, tmp_path: Path) -> None:
+    env = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
+    assert [int(python(CACHED, **env)) > 0 for _ in range(2)] == [False, True]

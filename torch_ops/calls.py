@@ -1,0 +1,118 @@
+"""From a legal call to its kernel: the plan of the present policy, kept in a slot by scope.
+
+The functions made here check no argument. Three callers have done that: the kernel under a device
+key of the dispatcher, ``torch_ops.ops`` for a call that looks like one before, and compiled
+graphs, whose fakes made the checks and whose guards hold. All of them leave two things to be
+asked at every call, since no guard is about them: tangents of forward mode, and memory that is
+shared with what is written.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torch_ops import binding, policy, selector
+from torch_ops.declare import Declaration
+from torch_ops.errors import NoBackwardError
+from torch_ops.platform import Platform, platform_of
+from torch_ops.transforms import any_tangent
+
+__all__ = ["legal", "refuse_grad"]
+
+_forward_ad = torch.autograd.forward_ad
+_increment_version = torch._C._increment_version  # the public one takes twice the time
+_scope = policy.current_scope
+
+
+def refuse_grad(op: str) -> NoBackwardError:
+    """Build the error for inputs that require grad, the same in eager and compiled code."""
+    return NoBackwardError(
+        f"op {op!r}: an input requires grad and no backend of the op has a backward "
+        "(accepted: inputs without grad, or calls under torch.no_grad() or "
+        "torch.inference_mode()); detach the input or leave grad mode",
+        op=op,
+    )
+
+
+def legal(declaration: Declaration, *, named: bool) -> Callable[..., Any]:
+    """Make the function that runs an op's legal calls on one kind of device.
+
+    Args:
+        declaration: The op.
+        named: Whether the last argument is the name of a backend.
+    """
+    op = declaration.name
+    slots: dict[Any, Callable[..., Any]] = policy.track({})
+    find = slots.get
+    written = _picker(declaration)
+
+    def call(*args: Any) -> Any:
+        if _forward_ad._current_level >= 0 and any_tangent(args):
+            raise refuse_grad(op)
+        run = find(_scope())
+        if run is None:
+            run = _resolve(op, slots, _scope(), args, None)
+        return run(*args)
+
+    def call_mutating(*args: Any) -> None:
+        if _forward_ad._current_level >= 0 and any_tangent(args):
+            raise refuse_grad(op)
+        declaration.memory_checker(*args)
+        run = find(_scope())
+        if run is None:
+            run = _resolve(op, slots, _scope(), args, None)
+        run(*args)
+        _increment_version(written(args))
+
+    def call_named(*args: Any) -> Any:
+        args, backend = args[:-1], args[-1]
+        if _forward_ad._current_level >= 0 and any_tangent(args):
+            raise refuse_grad(op)
+        if mutates:
+            declaration.memory_checker(*args)
+        run = find((_scope(), backend))
+        if run is None:
+            run = _resolve(op, slots, _scope(), args, backend)
+        result = run(*args)
+        if mutates:
+            _increment_version(written(args))
+        return result
+
+    mutates = bool(declaration.mutates)
+    return call_named if named else call_mutating if mutates else call
+
+
+def _picker(declaration: Declaration) -> Callable[[tuple[Any, ...]], Any]:
+    """Make what picks the written ones from the arguments, as a tuple."""
+    names = list(declaration.signature.parameters)
+    indices = [names.index(name) for name in declaration.mutates]
+    if len(indices) == 1:
+        return operator.itemgetter(slice(indices[0], indices[0] + 1))
+    return operator.itemgetter(*indices) if indices else tuple
+
+
+def _resolve(
+    op: str,
+    slots: dict[Any, Any],
+    scope: policy.Scope | None,
+    args: tuple[Any, ...],
+    backend: str | None,
+) -> Callable[..., Any]:
+    """Make the plan of a call and keep it, once its kernels have run, where it holds for all."""
+    made_in = policy.generation
+    platform = platform_of(args) or Platform.cpu()
+    plan = selector.make_plan(op, platform, backend=backend, scope=scope)
+    run, lasting = binding.bind(plan, debugging=scope is not None and scope.debug)
+    if lasting and (platform.device == "cpu" or _one_architecture()):
+        policy.remember(slots, scope if backend is None else (scope, backend), made_in, run)
+    return run
+
+
+def _one_architecture() -> bool:
+    """Whether all visible GPUs are alike, so that one plan serves each of them."""
+    count = torch.cuda.device_count()
+    return count == 1 or len({Platform.detect(f"cuda:{i}").arch for i in range(count)}) == 1
