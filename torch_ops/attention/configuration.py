@@ -20,6 +20,7 @@ from torch_ops import dynamo, once, policy, runtime, tracing
 from torch_ops.attention.backend import AttentionBackend
 from torch_ops.attention.choice import LayerRules, MemberChoice, choose_member
 from torch_ops.attention.prepared import PreparedAttention, prepare
+from torch_ops.backend import Backend
 from torch_ops.declarations import _attention
 from torch_ops.errors import BackendUnavailableError, CaptureError, NotPreparedError, TorchOpsError
 from torch_ops.once import KernelLoadError
@@ -236,10 +237,14 @@ def _fake(q: Tensor, k: Tensor, v: Tensor, route: Tensor) -> Tensor:
             "Call torch.ops.torch_ops.attention in code that is exported"
         )
     dynamo.tag_caches(runtime.fingerprint)
-    runtime.depend(
-        "attention layers", lambda: policy.choose("attention", policy.current_scope()).backend
-    )
+    runtime.depend("attention layers", _chosen)
     return q.new_empty(q.shape)
+
+
+def _chosen() -> tuple[Backend | None, frozenset[str]]:
+    """What a policy says of layers: the backend, and what kernels have to promise."""
+    scope = policy.current_scope()
+    return policy.choose("attention", scope).backend, frozenset(policy.required(scope))
 
 
 def _register() -> Callable[..., Tensor]:

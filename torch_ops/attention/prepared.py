@@ -16,7 +16,7 @@ from torch_ops.attention.backend import AttentionBackend, provider_of
 from torch_ops.backend import Backend
 from torch_ops.once import KernelLoadError
 from torch_ops.platform import Platform
-from torch_ops.selector import place_reasons
+from torch_ops.selector import policy_reasons
 
 __all__ = ["AttentionSpec", "PreparedAttention", "prepare", "reasons_against"]
 
@@ -71,7 +71,8 @@ def reasons_against(
         return (f"no installed backend serves {member.value!r}",)
     package.refuse_conflict()
     platform = Platform.detect(device)
-    reasons = place_reasons("attention", Backend(package.name), package.requires, platform)
+    backend = Backend(package.name)
+    reasons = policy_reasons("attention", backend, package.requires, platform, package)
     if package.refusal:
         reasons.append(package.refusal)
     failed = once.failure(_key(member, spec, device, dtype))
