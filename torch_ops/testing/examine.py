@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from torch_ops.contracts import PROMISES
 from torch_ops.testing.arguments import build, contiguous
 from torch_ops.testing.canaries import Guards, probe
 from torch_ops.testing.classes import ClassLimit
@@ -256,6 +257,11 @@ class Examiner:
     def laws(self) -> list[Law]:
         """The laws that bind kernels under the contract."""
         return [law for law in (*GENERIC, *self.proof.laws) if law.binds(self.contract)]
+
+    def unproven(self) -> list[str]:
+        """What the contract promises, and no law is about."""
+        about = {law.declared for law in self.laws()}
+        return [name for name in PROMISES if getattr(self.contract, name) and name not in about]
 
     @staticmethod
     def _holds(law: Law, trial: Trial) -> bool:

@@ -12,7 +12,7 @@ import torch
 import torch_ops
 from torch_ops.platform import platform_of
 from torch_ops.registry import registry
-from torch_ops.selector import judge
+from torch_ops.selector import judge, package_of, promises
 from torch_ops.testing import traced
 from torch_ops.testing.arguments import build
 from torch_ops.testing.compare import ViolationError
@@ -39,7 +39,9 @@ def registered(op: str, backend: str) -> Subject:
         candidate = judge(spec, platform, args)
         return None if candidate.usable else "; ".join(candidate.reasons)
 
-    return Subject(name, function, refuses, _untestable(op, spec.target), registered=True)
+    promised = promises(op, package_of(spec))
+    untestable = _untestable(op, spec.target)
+    return Subject(name, function, refuses, untestable, registered=True, promises=promised)
 
 
 def _untestable(op: str, target: str) -> Callable[[torch.dtype], str | None]:

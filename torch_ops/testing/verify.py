@@ -104,14 +104,14 @@ def verify(
     """
     chosen, proof = profile_of(profile), proof_of(op)
     subject, place = _subject(op, backend), torch.device(device)
-    wanted = _dtypes(op, dtypes)
+    contract, wanted = subject.under(catalogue()[op].contract), _dtypes(op, dtypes)
     started = time.monotonic()
     isolated = place.type == "cuda" if isolate is None else isolate
     process = Process(assignment(op, backend, place), patience or Patience()) if isolated else None
 
     def run(dtype: str) -> _Run:
         limit = None if max_classes is None else ClassLimit(max_classes)
-        examiner = Examiner(subject, proof, catalogue()[op].contract, place, limit=limit)
+        examiner = Examiner(subject, proof, contract, place, limit=limit)
         examine = Isolated(examiner, process) if process else examiner
         return _Run(subject, proof, dtype, examine, chosen, progress)
 
@@ -143,7 +143,7 @@ def replay(spec: str, backend: str | Backend | Callable[..., Any], device: str =
     """
     example = Spec.from_json(spec)
     subject, proof = _subject(example.op, backend), proof_of(example.op)
-    contract = catalogue()[example.op].contract
+    contract = subject.under(catalogue()[example.op].contract)
     tally = Tally()
     seen = Examiner(subject, proof, contract, torch.device(device))(example, tally)
     if seen is None:
@@ -236,6 +236,9 @@ class _Run:
         elif counted < least:
             verdict, reason = TOO_FEW, f"{counted} examples ran, at least {least} are needed"
             reason += f"; refused: {refused}" if refused else ""
+        elif self.examine.unproven():
+            promised = ", ".join(self.examine.unproven())
+            verdict, reason = TOO_FEW, f"promised, and no law is about it: {promised}"
         elif silent:
             verdict, reason = TOO_FEW, f"never checked: {', '.join(law.name for law in silent)}"
         return self._cell(verdict, reason, laws)

@@ -13,7 +13,7 @@ def _row(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
 
 
 def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float = 1e-6) -> Tensor:
-    rows = x.reshape(-1, x.shape[-1])
-    if not len(rows):
+    if not x.numel():
         return x.new_empty(x.shape)
+    rows = x.reshape(-1, x.shape[-1])
     return torch.stack([_row(row, weight, eps) for row in rows]).view(x.shape)
