@@ -73,7 +73,7 @@ def _run_chain(plan: Plan, chain: list[Kernel], skipped: list[Candidate]) -> Cal
                 pass
         refused: list[tuple[Kernel, str]] = []
         for kernel in chain:
-            reason = kernel.supports(*args) if kernel.supports is not None else None
+            reason = _refusal(plan, kernel, args)
             if reason is None:
                 try:
                     result = kernel.function(*args)
@@ -98,6 +98,15 @@ def _run_chain(plan: Plan, chain: list[Kernel], skipped: list[Candidate]) -> Cal
         return later(*args)
 
     return run
+
+
+def _refusal(plan: Plan, kernel: Kernel, args: Sequence[Any]) -> str | None:
+    try:
+        return kernels.refusal(kernel, args)
+    except DeclarationError as error:
+        if plan.explicit:
+            raise
+        return str(error)
 
 
 def _all(

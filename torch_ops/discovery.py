@@ -164,7 +164,7 @@ def _modules_on_disk(package: str) -> frozenset[str]:
 def _availability(module: ModuleType) -> str | None:
     available = getattr(module, "available", None)
     answer = available() if available is not None else None
-    if answer is None or isinstance(answer, str):
+    if answer is None or (isinstance(answer, str) and answer):
         return answer
     raise TypeError(f"available() must return None or a reason, received {answer!r}")
 

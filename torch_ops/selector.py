@@ -16,6 +16,7 @@ from torch_ops.errors import (
     AmbiguousBackendError,
     BackendUnavailableError,
     CaptureError,
+    DeclarationError,
     NoBackendError,
     TorchOpsError,
     UnknownOpError,
@@ -145,20 +146,40 @@ def static_reasons(spec: KernelSpec, platform: Platform) -> tuple[str, ...]:
 
 
 def call_reasons(spec: KernelSpec, args: Sequence[Any]) -> tuple[str, ...]:
-    """Load a kernel and give why it can't serve these arguments, if so."""
+    """Load a kernel and give why it can't serve these arguments, if so.
+
+    Raises:
+        DeclarationError: its predicate answers neither None nor a reason.
+    """
     try:
         kernel = kernels.load(spec)
     except Exception as error:  # whatever a foreign module raises is a reason, kept and shown
         return (f"loading it failed: {type(error).__name__}: {error}",)
-    reason = kernel.supports(*args) if kernel.supports is not None else None
-    return (reason,) if reason else ()
+    reason = kernels.refusal(kernel, args)
+    return () if reason is None else (reason,)
 
 
-def judge(spec: KernelSpec, platform: Platform, args: Sequence[Any] | None = None) -> Candidate:
-    """Give a kernel's verdict: with arguments also that of its own per-call predicate."""
+def judge(
+    spec: KernelSpec,
+    platform: Platform,
+    args: Sequence[Any] | None = None,
+    *,
+    strict: bool = False,
+) -> Candidate:
+    """Give a kernel's verdict: with arguments also that of its own per-call predicate.
+
+    Raises:
+        DeclarationError: the predicate answers neither None nor a reason, and this kernel was
+            asked for (``strict``); else that is a reason itself.
+    """
     reasons = static_reasons(spec, platform)
     if not reasons and args is not None:
-        reasons = call_reasons(spec, args)
+        try:
+            reasons = call_reasons(spec, args)
+        except DeclarationError as error:
+            if strict:
+                raise
+            reasons = (str(error),)
     return Candidate(spec.backend, not reasons, reasons, kernels.state(spec))
 
 
@@ -217,7 +238,7 @@ def _explicit(
         package.refuse_conflict()
     spec = registry.find(op, choice.backend)
     if not unchecked:
-        candidate = judge(spec, platform, args)
+        candidate = judge(spec, platform, args, strict=True)
         if not candidate.usable:
             kernels.refuse_mismatch(spec)
             raise unavailable(op, choice, platform, candidate.reasons, args)

@@ -138,7 +138,7 @@ def _supports(
 ) -> str | None:
     supports = getattr(_module(package), "supports", None)
     reason = _call(supports, spec, device, dtype, member) if supports is not None else None
-    if reason is None or isinstance(reason, str):
+    if reason is None or (isinstance(reason, str) and reason):
         return reason
     raise TypeError(f"supports() must return None or a reason, received {reason!r}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -21,6 +22,7 @@ from torch_ops.testing.proof import Arguments, Law, Output, Proof, Trial
 from torch_ops.testing.registered import check_compiled, check_traced, opcheck
 from torch_ops.testing.spec import Spec
 from torch_ops.testing.subject import Subject, call, first_line
+from torch_ops.testing.surroundings import left_alone
 
 CPU = torch.device("cpu")
 REMEMBERED = 100
@@ -201,13 +203,13 @@ class Examiner:
         before = Snapshot.take(args)
         sizes = [e.value.numel() * e.dtype.itemsize for e in expected]
         guards = Guards.place(sizes, self.device)
-        outputs = call(self.subject, self.proof, args)
+        outputs = self._call(args)
         if not self._wants("contract"):
             return outputs
         check_metadata(outputs, expected, args)
         if not self.proof.mutates:
             check_fresh(outputs, args, ())
-            again = call(self.subject, self.proof, args)
+            again = self._call(args)
             check_fresh(again, args, outputs)
         before.check(args, self.proof.mutates)
         guards.check()
@@ -220,7 +222,12 @@ class Examiner:
         reason = self.subject.refuses(tuple(args.values()))
         if reason is not None or not self.admits(args):
             raise _RefusedError(reason)
-        return call(self.subject, self.proof, args)
+        return self._call(args)
+
+    def _call(self, args: Arguments) -> tuple[Tensor, ...]:
+        watched = left_alone(self.device) if self._wants("contract") else contextlib.nullcontext()
+        with watched:
+            return call(self.subject, self.proof, args)
 
     def _refuses(self, args: Arguments) -> str | None:
         return self.subject.refuses(tuple(args.values()))

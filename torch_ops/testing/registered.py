@@ -36,7 +36,7 @@ def registered(op: str, backend: str) -> Subject:
         if platform is None:
             msg = f"op {op!r}: no tensor among the arguments: there is no platform to judge"
             raise ValueError(msg)
-        candidate = judge(spec, platform, args)
+        candidate = judge(spec, platform, args, strict=True)
         return None if candidate.usable else "; ".join(candidate.reasons)
 
     promised = promises(op, package_of(spec))

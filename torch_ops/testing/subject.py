@@ -63,7 +63,7 @@ def subject_of(function: Callable[..., Any], name: str | None = None) -> Subject
 
 
 def _reason(answer: object) -> str | None:
-    if answer is None or isinstance(answer, str):
+    if answer is None or (isinstance(answer, str) and answer):
         return answer
     msg = f"supports: received {answer!r}, accepted None or a reason (str)"
     raise TypeError(msg)
