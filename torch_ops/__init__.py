@@ -8,6 +8,7 @@ Importing this package imports torch and nothing heavier.
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 from types import ModuleType
 
 from torch_ops import declarations as _declarations
@@ -27,8 +28,10 @@ from torch_ops.tracing import Trace, trace
 _declarations.catalogue()
 
 
-def __getattr__(name: str) -> ModuleType:
+def __getattr__(name: str) -> ModuleType | str:
     """Import a subpackage when it is first named, so that importing this one stays cheap."""
+    if name == "__version__":
+        return importlib.metadata.version("torch-ops")
     if name in ("attention", "integrations", "testing"):
         return importlib.import_module(f"torch_ops.{name}")
     raise AttributeError(f"module 'torch_ops' has no attribute {name!r}")

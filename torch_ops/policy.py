@@ -280,7 +280,7 @@ def use_backend(backend: Backend | str | None = None, /, **per_op: Backend | str
 
     Raises:
         UnknownOpError: an op's name is unknown.
-        ValueError: a backend's name is unknown.
+        UnknownBackendError: a backend's name is unknown; a ValueError, too.
     """
     refuse_in_traced_code("use_backend")
     chosen = _make_choices("use_backend", backend, per_op, clearing=False)
@@ -307,7 +307,7 @@ def set_backend(
 
     Raises:
         UnknownOpError: an op's name is unknown.
-        ValueError: a backend's name is unknown.
+        UnknownBackendError: a backend's name is unknown; a ValueError, too.
     """
     refuse_in_traced_code("set_backend")
     _refuse_when_frozen()

@@ -39,13 +39,15 @@ _scope = policy.current_scope
 def register(declaration: Declaration) -> None:
     """Make a declaration an operator: default overload, ``.backend`` overload, callable."""
     name = declaration.name
+    refuse = _refuse_device(declaration)
     custom_op(
         f"{NAMESPACE}::{name}",
-        _refuse_device(declaration),
+        refuse,
         mutates_args=declaration.mutates,
         schema=declaration.schema,
     )
     _library.define(f"{name}.backend{schema.backend_overload(declaration.schema)}")
+    _library.impl(f"{name}.backend", refuse, "CompositeExplicitAutograd")
     for overload, named in ((name, False), (f"{name}.backend", True)):
         kernels = [_kernel(declaration, named) for _ in _DEVICE_KEYS]
         install(overload, kernels, _fake(declaration, named), bool(declaration.mutates))
@@ -103,6 +105,9 @@ def _below_autocast(overload: str) -> Callable[..., Any]:
 
 def _refuse_device(declaration: Declaration) -> Callable[..., Any]:
     def refuse(*args: Any) -> Any:
+        for name, arg in zip(declaration.signature.parameters, args, strict=False):
+            if isinstance(arg, Tensor) and (arg.layout != torch.strided or arg.is_quantized):
+                raise _refuse_kind(declaration.name, name, arg)
         devices = sorted({str(arg.device) for arg in args if isinstance(arg, Tensor)})
         raise TorchOpsError(
             f"op {declaration.name!r}: no kernels for device {', '.join(devices)} "
@@ -110,6 +115,18 @@ def _refuse_device(declaration: Declaration) -> Callable[..., Any]:
         )
 
     return refuse
+
+
+def _refuse_kind(op: str, argument: str, x: Tensor) -> TorchOpsError:
+    kind, plain = (
+        (f"quantized ({x.dtype})", "x.dequantize()")
+        if x.is_quantized
+        else (f"of layout {x.layout}", "x.to_dense()")
+    )
+    return TorchOpsError(
+        f"op {op!r}: argument {argument!r} is {kind} (accepted: plain tensors of layout "
+        f"torch.strided, as from {plain})"
+    )
 
 
 def refuse_grad(op: str) -> NoBackwardError:

@@ -156,7 +156,7 @@ def test_row_T49_causal_with_constant_values_is_that_constant() -> None:
     assert torch.equal(call("attention", q, k, v, True), v)
 
 
-@pytest.mark.parametrize("dtype", [*HALF, FP32, torch.float64])
+@pytest.mark.parametrize("dtype", [HALF, BF16, FP32, torch.float64], ids=str)
 @pytest.mark.parametrize("backend", ["torch", "inductor"])
 def test_merging_the_largest_numbers_gives_numbers(backend: str, dtype: torch.dtype) -> None:
     """Weights add up to more than 1 after rounding, and a plain sum overflows before division."""

@@ -100,6 +100,7 @@ def verify(
         UnknownOpError: The op isn't declared.
         LookupError: The op has no proof.
         UnknownBackendError: The op has no such backend.
+        TypeError: `backend` or `dtypes` is something else.
         ValueError: No such profile or dtype, or another process can't find the kernel.
     """
     chosen, proof = profile_of(profile), proof_of(op)
@@ -155,6 +156,12 @@ def replay(spec: str, backend: str | Backend | Callable[..., Any], device: str =
 def _subject(op: str, backend: str | Backend | Callable[..., Any]) -> Subject:
     if op not in catalogue():
         torch_ops.select_kernel(op)  # raises the error of an unknown op
+    if not isinstance(backend, str | Backend) and not callable(backend):
+        msg = (
+            f"verify: backend: received {backend!r}, accepted the name of a registered backend, or "
+            "a callable with the op's signature"
+        )
+        raise TypeError(msg)
     if isinstance(backend, Backend):
         return registered(op, backend.value)
     return registered(op, backend) if isinstance(backend, str) else subject_of(backend)
@@ -162,6 +169,9 @@ def _subject(op: str, backend: str | Backend | Callable[..., Any]) -> Subject:
 
 def _dtypes(op: str, wanted: Sequence[str] | None) -> list[str]:
     declared = [d for d in FLOATS if getattr(torch, d) in catalogue()[op].dtypes]
+    if isinstance(wanted, str) or not all(isinstance(dtype, str) for dtype in wanted or ()):
+        msg = f"verify: dtypes: received {wanted!r}, accepted a sequence of names, as {declared}"
+        raise TypeError(msg)
     unknown = set(wanted or ()) - set(declared)
     if unknown:
         msg = f"verify: dtypes: received {sorted(unknown)}, accepted {declared} for op {op!r}"
