@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
-from types import ModuleType
+from typing import Any
 
 from torch_ops import declarations as _declarations
 from torch_ops import errors, ops
@@ -28,8 +28,8 @@ from torch_ops.tracing import Trace, trace
 _declarations.catalogue()
 
 
-def __getattr__(name: str) -> ModuleType | str:
-    """Import a subpackage when it is first named, so that importing this one stays cheap."""
+def __getattr__(name: str) -> Any:
+    """Give a subpackage or the version when it is first named, so that importing stays cheap."""
     if name == "__version__":
         return importlib.metadata.version("torch-ops")
     if name in ("attention", "integrations", "testing"):

@@ -112,10 +112,11 @@ def policy_reasons(
     requires: frozenset[Requirement],
     platform: Platform,
     package: discovery.BackendPackage | None,
+    scope: policy.Scope | None,
 ) -> list[str]:
     """Give why a backend may not serve an op: disabled, elsewhere, or promising too little."""
     reasons = [policy.env().disables(op, backend), rejection(requires, platform)]
-    required = policy.required(policy.current_scope())
+    required = policy.required(scope)
     kept = promises(op, package) if required else {}
     reasons += [_unpromised(name, source, kept) for name, source in required.items()]
     return [reason for reason in reasons if reason]
@@ -134,7 +135,8 @@ def _unpromised(name: str, source: str, kept: dict[str, bool]) -> str | None:
 def static_reasons(spec: KernelSpec, platform: Platform) -> tuple[str, ...]:
     """Give every reason, known without the call's arguments, why a kernel can't run here."""
     package = package_of(spec)
-    reasons = policy_reasons(spec.op, spec.backend, spec.requires, platform, package)
+    scope = policy.current_scope()
+    reasons = policy_reasons(spec.op, spec.backend, spec.requires, platform, package, scope)
     if package is not None and package.refusal:
         reasons.append(package.refusal)
     elif missing := kernels.missing(spec):

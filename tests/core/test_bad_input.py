@@ -424,5 +424,5 @@ def test_tensors_that_are_no_plain_memory(kind: str, backend: str | None) -> Non
 
 def test_a_device_without_kernels_is_named() -> None:
     refuse = runtime._refuse_device(catalogue()["silu_and_mul"])
-    with pytest.raises(TorchOpsError, match="'silu_and_mul': no kernels for device meta .accepted"):
+    with pytest.raises(TorchOpsError, match="op 'silu_and_mul': no kernels for device meta"):
         refuse(torch.ones(2, 4, device="meta"))

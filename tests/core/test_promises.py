@@ -274,11 +274,13 @@ def test_layers_obey(state: State, fresh_dynamo: None) -> None:
             backend, skipped = ran(lambda call=call: call(q, q, q))  # type: ignore[misc]
             assert backend == "inductor"
             assert "not batch_invariant, which use_backend" in dict(skipped)["torch_flash"]
-    with (
-        torch_ops.use_backend(batch_invariant=True),
-        pytest.raises(torch_ops.AttentionOverrideError, match="not batch_invariant"),
-    ):
+    with torch_ops.use_backend(batch_invariant=True):
+        assert layer.backend.value.startswith("torch")  # what runs outside of any scope
+    undo = torch_ops.set_backend(batch_invariant=True)
+    assert layer.backend.value == "inductor"
+    with pytest.raises(torch_ops.AttentionOverrideError, match="which set_backend requires"):
         override_attention_backend(layer, "torch_flash")
+    undo()
     with (
         override_attention_backend(layer, "torch_flash"),
         torch_ops.use_backend(batch_invariant=True),

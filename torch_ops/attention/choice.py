@@ -61,10 +61,14 @@ class MemberChoice(NamedTuple):
 
 
 def refusals(
-    rules: LayerRules, member: AttentionBackend, device: torch.device, dtype: torch.dtype
+    rules: LayerRules,
+    member: AttentionBackend,
+    device: torch.device,
+    dtype: torch.dtype,
+    scope: policy.Scope | None = None,
 ) -> tuple[str, ...]:
-    """Give every reason why a layer can't run a family; empty if it can."""
-    reasons = reasons_against(member, rules.spec, device, dtype)
+    """Give every reason why a layer can't run a family, in a scope; empty if it can."""
+    reasons = reasons_against(member, rules.spec, device, dtype, scope)
     if rules.supported is not None and member not in rules.supported:
         names = listing(sorted(allowed.value for allowed in rules.supported))
         reasons = (f"not among the layer's supported_backends ({names})", *reasons)
@@ -86,7 +90,7 @@ def choose_member(
     """
     fixed = rules.required or override
     if fixed is not None:
-        return MemberChoice(_strict(rules, (fixed,), "layer", device, dtype), "layer")
+        return MemberChoice(_strict(rules, (fixed,), "layer", device, dtype, scope), "layer")
     choice = policy.choose("attention", scope)
     if choice.backend is not None:
         family = members_of(choice.backend)
@@ -100,10 +104,12 @@ def choose_member(
                 backend=choice.backend.value,
                 reasons=("serves no attention layers",),
             )
-        return MemberChoice(_strict(rules, family, choice.source, device, dtype), choice.source)
+        member = _strict(rules, family, choice.source, device, dtype, scope)
+        return MemberChoice(member, choice.source)
     if rules.default is not None:
-        return MemberChoice(_strict(rules, (rules.default,), "layer", device, dtype), "layer")
-    return _by_order(rules, device, dtype)
+        member = _strict(rules, (rules.default,), "layer", device, dtype, scope)
+        return MemberChoice(member, "layer")
+    return _by_order(rules, device, dtype, scope)
 
 
 def _strict(
@@ -112,8 +118,9 @@ def _strict(
     source: str,
     device: torch.device,
     dtype: torch.dtype,
+    scope: policy.Scope | None,
 ) -> AttentionBackend:
-    judged = {member: refusals(rules, member, device, dtype) for member in family}
+    judged = {member: refusals(rules, member, device, dtype, scope) for member in family}
     for member, reasons in judged.items():
         if not reasons:
             return member
@@ -129,14 +136,16 @@ def _strict(
     )
 
 
-def _by_order(rules: LayerRules, device: torch.device, dtype: torch.dtype) -> MemberChoice:
+def _by_order(
+    rules: LayerRules, device: torch.device, dtype: torch.dtype, scope: policy.Scope | None
+) -> MemberChoice:
     platform = Platform.detect(device)
     best = policy.tuned.get((platform.device, platform.arch, "attention"))
     tuned = members_of(best) if best is not None else ()
     declared = (AttentionBackend(value) for value in ORDER[platform.device])
     candidates: list[tuple[AttentionBackend, tuple[str, ...]]] = []
     for member in dict.fromkeys((*tuned, *declared)):
-        reasons = refusals(rules, member, device, dtype)
+        reasons = refusals(rules, member, device, dtype, scope)
         if not reasons:
             skipped = tuple((other, "; ".join(why)) for other, why in candidates)
             _log_skipped(skipped)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_ops import once
+from torch_ops import once, policy
 from torch_ops.attention.backend import AttentionBackend, provider_of
 from torch_ops.backend import Backend
 from torch_ops.once import KernelLoadError
@@ -63,7 +63,11 @@ class PreparedAttention:
 
 
 def reasons_against(
-    member: AttentionBackend, spec: AttentionSpec, device: torch.device, dtype: torch.dtype
+    member: AttentionBackend,
+    spec: AttentionSpec,
+    device: torch.device,
+    dtype: torch.dtype,
+    scope: policy.Scope | None = None,
 ) -> tuple[str, ...]:
     """Give every reason why a family can't serve a layer on a device; empty if it can."""
     package = provider_of(member)
@@ -72,7 +76,7 @@ def reasons_against(
     package.refuse_conflict()
     platform = Platform.detect(device)
     backend = Backend(package.name)
-    reasons = policy_reasons("attention", backend, package.requires, platform, package)
+    reasons = policy_reasons("attention", backend, package.requires, platform, package, scope)
     if package.refusal:
         reasons.append(package.refusal)
     failed = once.failure(_key(member, spec, device, dtype))
