@@ -156,8 +156,13 @@ def test_row_T49_causal_with_constant_values_is_that_constant() -> None:
     assert torch.equal(call("attention", q, k, v, True), v)
 
 
-@pytest.mark.parametrize("dtype", [HALF, BF16, FP32, torch.float64], ids=str)
-@pytest.mark.parametrize("backend", ["torch", "inductor"])
+@pytest.mark.parametrize(
+    ("backend", "dtype"),
+    [
+        ("torch", HALF), ("torch", BF16), ("torch", FP32), ("torch", torch.float64),
+        ("inductor", FP32),
+    ],
+)  # fmt: skip
 def test_merging_the_largest_numbers_gives_numbers(backend: str, dtype: torch.dtype) -> None:
     """Weights add up to more than 1 after rounding, and a plain sum overflows before division."""
     largest = torch.finfo(dtype).max

@@ -117,3 +117,17 @@ def test_an_input_that_is_another_tensor_afterwards_is_found(
 
     with pytest.raises(ViolationError, match=message):
         examine(kernel)
+
+
+def test_matmul_precision_is_read_however_it_was_set() -> None:
+    setting = SETTINGS["float32 matmul precision"]
+    before, one = setting.get(), torch.backends.mkldnn.matmul
+    word = one.fp32_precision
+    try:
+        one.fp32_precision = "bf16"
+        assert "bf16" in setting.get()
+        examine(reference)
+    finally:
+        one.fp32_precision = word
+        setting.put(before)
+    assert setting.get() == before

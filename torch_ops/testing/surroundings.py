@@ -38,6 +38,25 @@ def _denormals_are_zero() -> bool:
     return bool(torch.full((), 2.0**-140, dtype=torch.float32) * 0.5 == 0)
 
 
+_PRECISE: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)
+
+
+def _matmul_precision() -> str | tuple[str, ...]:
+    """One word for all backends, or one for each: PyTorch refuses to read what the other set."""
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        return tuple(backend.fp32_precision for backend in _PRECISE)
+
+
+def _set_matmul_precision(precision: str | tuple[str, ...]) -> None:
+    if isinstance(precision, str):
+        torch.set_float32_matmul_precision(precision)
+        return
+    for backend, word in zip(_PRECISE, precision, strict=True):
+        backend.fp32_precision = word
+
+
 def _stored(random: Callable[[], torch.Tensor]) -> Callable[[], bytes]:
     return lambda: random().numpy().tobytes()
 
@@ -59,9 +78,7 @@ SETTINGS: dict[str, Setting] = {
     "fill_uninitialized_memory": _attribute(torch.utils.deterministic, "fill_uninitialized_memory"),
     "the number of threads": Setting(torch.get_num_threads, torch.set_num_threads),
     "flushing of denormals": Setting(_denormals_are_zero, torch.set_flush_denormal),
-    "float32 matmul precision": Setting(
-        torch.get_float32_matmul_precision, torch.set_float32_matmul_precision
-    ),
+    "float32 matmul precision": Setting(_matmul_precision, _set_matmul_precision),
     "autocast on the CPU": Setting(
         lambda: torch.is_autocast_enabled("cpu"),
         lambda on: torch.set_autocast_enabled("cpu", on),
