@@ -9,9 +9,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torch_ops import discovery, kernels, policy
+from torch_ops import discovery, kernels, policy, promises
 from torch_ops.backend import Backend
-from torch_ops.contracts import PROMISES
 from torch_ops.errors import (
     AmbiguousBackendError,
     BackendUnavailableError,
@@ -87,25 +86,6 @@ def require_op(op: str) -> None:
         )
 
 
-def promises(op: str, package: discovery.BackendPackage | None) -> dict[str, bool]:
-    """Give what a package's kernel of an op promises: by its own word, else by the contract's."""
-    from torch_ops.declarations import catalogue
-
-    contract = getattr(catalogue().get(op), "contract", None)
-    stated = {name: package.promise(name, op) if package else None for name in PROMISES}
-    return {
-        name: getattr(contract, name, False) if value is None else value
-        for name, value in stated.items()
-    }
-
-
-def package_of(spec: KernelSpec) -> discovery.BackendPackage | None:
-    """Give the package that a kernel belongs to, None for one that was registered by hand."""
-    package = discovery.package(spec.backend)
-    own = package is not None and spec.target.startswith(f"{package.module}.")
-    return package if own else None
-
-
 def policy_reasons(
     op: str,
     backend: Backend,
@@ -115,26 +95,14 @@ def policy_reasons(
     scope: policy.Scope | None,
 ) -> list[str]:
     """Give why a backend may not serve an op: disabled, elsewhere, or promising too little."""
-    reasons = [policy.env().disables(op, backend), rejection(requires, platform)]
-    required = policy.required(scope)
-    kept = promises(op, package) if required else {}
-    reasons += [_unpromised(name, source, kept) for name, source in required.items()]
+    reasons: list[str | None] = [policy.env().disables(op, backend), rejection(requires, platform)]
+    reasons += promises.lacking(op, package, policy.required(scope))
     return [reason for reason in reasons if reason]
-
-
-def _unpromised(name: str, source: str, kept: dict[str, bool]) -> str | None:
-    if kept[name]:
-        return None
-    others = ", ".join(other for other, value in kept.items() if value) or "nothing"
-    return (
-        f"promises {others}, not {name}, which {source} requires; choose a backend that "
-        "promises it, or drop the requirement"
-    )
 
 
 def static_reasons(spec: KernelSpec, platform: Platform) -> tuple[str, ...]:
     """Give every reason, known without the call's arguments, why a kernel can't run here."""
-    package = package_of(spec)
+    package = promises.package_of(spec)
     scope = policy.current_scope()
     reasons = policy_reasons(spec.op, spec.backend, spec.requires, platform, package, scope)
     if package is not None and package.refusal:

@@ -28,8 +28,8 @@ from torch_ops.attention import Attention, override_attention_backend
 from torch_ops.contracts import PROMISES, Contract
 from torch_ops.declarations import catalogue
 from torch_ops.declare import op
+from torch_ops.promises import package_of, promised
 from torch_ops.registry import registry
-from torch_ops.selector import package_of, promises
 
 from .conftest import Install
 
@@ -60,7 +60,7 @@ def ran(call: Callable[[], object] = lambda: ops.silu_and_mul(X)) -> tuple[str, 
 
 
 def kept(backend: str, name: str = OP) -> Mapping[str, bool]:
-    return promises(name, package_of(registry.find(name, backend)))
+    return promised(name, package_of(registry.find(name, backend)))
 
 
 def test_promises_are_those_of_contracts() -> None:
@@ -305,7 +305,7 @@ def test_a_kernel_registered_by_hand_promises_what_the_contract_does(install: In
     spec = KernelSpec("rms_norm", "steady", "torch_ops.backends.torch.rms_norm:rms_norm")
     torch_ops.register_kernel(spec)
     assert kept("steady", "rms_norm") == {"deterministic": True, "batch_invariant": False}
-    assert promises("undeclared", None) == {"deterministic": False, "batch_invariant": False}
+    assert promised("undeclared", None) == {"deterministic": False, "batch_invariant": False}
 
 
 @pytest.mark.parametrize(

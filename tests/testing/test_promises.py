@@ -18,7 +18,7 @@ from tests.core import plugins
 from torch_ops import BackendUnavailableError
 from torch_ops.declarations import catalogue
 from torch_ops.testing import proof_of
-from torch_ops.testing.faults import row_by_row
+from torch_ops.testing.batch_faults import row_by_row
 from torch_ops.testing.proof import proof_names
 from torch_ops.testing.registered import registered
 from torch_ops.testing.result import Cell

@@ -11,8 +11,9 @@ import torch
 
 import torch_ops
 from torch_ops.platform import platform_of
+from torch_ops.promises import package_of, promised
 from torch_ops.registry import registry
-from torch_ops.selector import judge, package_of, promises
+from torch_ops.selector import judge
 from torch_ops.testing import traced
 from torch_ops.testing.arguments import build
 from torch_ops.testing.compare import ViolationError
@@ -39,9 +40,9 @@ def registered(op: str, backend: str) -> Subject:
         candidate = judge(spec, platform, args, strict=True)
         return None if candidate.usable else "; ".join(candidate.reasons)
 
-    promised = promises(op, package_of(spec))
+    kept = promised(op, package_of(spec))
     untestable = _untestable(op, spec.target)
-    return Subject(name, function, refuses, untestable, registered=True, promises=promised)
+    return Subject(name, function, refuses, untestable, registered=True, promises=kept)
 
 
 def _untestable(op: str, target: str) -> Callable[[torch.dtype], str | None]:

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from torch_ops.testing.arithmetic import compute_dtype, contract_field, rounding
+from torch_ops.testing.batch_faults import batch_mutants
 from torch_ops.testing.faults import (
-    batch_mutants,
     floored,
     generic_mutants,
     mutating_mutants,

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from torch_ops.testing.arithmetic import compute_dtype
-from torch_ops.testing.faults import batch_mutants, floored, generic_mutants, raised, truncated
+from torch_ops.testing.batch_faults import batch_mutants
+from torch_ops.testing.faults import floored, generic_mutants, raised, truncated
 from torch_ops.testing.proof import Mutant
 
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from torch_ops.testing.faults import batch_mutants, floored, generic_mutants, raised, truncated
+from torch_ops.testing.batch_faults import batch_mutants
+from torch_ops.testing.faults import floored, generic_mutants, raised, truncated
 from torch_ops.testing.laws import alone, homogeneous, negated, permuted_rows, rounding_bias
 from torch_ops.testing.proof import Arguments, Law, Mutant, Output, Pair, Proof, Trial
 from torch_ops.testing.proofs import _norm_faults as fault
