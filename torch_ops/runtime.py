@@ -119,9 +119,9 @@ def _refuse_device(declaration: Declaration) -> Callable[..., Any]:
 
 def _refuse_kind(op: str, argument: str, x: Tensor) -> TorchOpsError:
     kind, plain = (
-        (f"quantized ({x.dtype})", "x.dequantize()")
+        (f"quantized ({x.dtype})", f"{argument}.dequantize()")
         if x.is_quantized
-        else (f"of layout {x.layout}", "x.to_dense()")
+        else (f"of layout {x.layout}", f"{argument}.to_dense()")
     )
     return TorchOpsError(
         f"op {op!r}: argument {argument!r} is {kind} (accepted: plain tensors of layout "
