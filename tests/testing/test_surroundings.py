@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from torch_ops.declarations import catalogue
-from torch_ops.testing import proof_of
+from torch_ops.testing import proof_of, surroundings
 from torch_ops.testing.compare import ViolationError
 from torch_ops.testing.examine import Examiner, Tally
 from torch_ops.testing.spec import Operand, Spec
@@ -121,7 +121,7 @@ def test_an_input_that_is_another_tensor_afterwards_is_found(
 
 def test_matmul_precision_is_read_however_it_was_set() -> None:
     setting = SETTINGS["float32 matmul precision"]
-    before, one = setting.get(), torch.backends.mkldnn.matmul
+    before, one = setting.get(), surroundings._PRECISE[1]
     word = one.fp32_precision
     try:
         one.fp32_precision = "bf16"

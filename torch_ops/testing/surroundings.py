@@ -38,7 +38,8 @@ def _denormals_are_zero() -> bool:
     return bool(torch.full((), 2.0**-140, dtype=torch.float32) * 0.5 == 0)
 
 
-_PRECISE: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)
+_BACKENDS: Any = torch.backends  # mypy doesn't see what their modules are replaced by
+_PRECISE = (_BACKENDS.cuda.matmul, _BACKENDS.mkldnn.matmul)
 
 
 def _matmul_precision() -> str | tuple[str, ...]:
