@@ -1,8 +1,9 @@
 """``python -m benchmarks NAME``: run one benchmark; ``--json`` prints one JSON object.
 
 A benchmark is a module with ``run`` and ``table``. It may define ``arguments(parser)``, whose
-options ``run`` then takes by name, and ``save(report, path)``, which writes more files beside the
-JSON object and gives their names.
+options ``run`` then takes by name, ``merged(old, new)``, which adds a report to the one that is
+saved already, and ``save(report, path)``, which writes more files beside the JSON object and gives
+their names.
 """
 
 from __future__ import annotations
@@ -48,6 +49,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _save(module: Any, report: dict[str, Any], text: str, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
+    if hasattr(module, "merged"):
+        old = json.loads(path.read_text()) if path.exists() else {}
+        text = json.dumps(module.merged(old, report), indent=1)
     path.write_text(text + "\n")
     for written in getattr(module, "save", lambda *_: ())(report, path):
         print(f"wrote {written}", file=sys.stderr)

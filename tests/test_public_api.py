@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import importlib.metadata
 import inspect
 import subprocess
 import sys
@@ -145,3 +146,8 @@ def test_submodule_imports_alone(name: str) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_version_is_that_of_the_distribution() -> None:
+    assert torch_ops.__version__ == importlib.metadata.version("torch-ops")
+    assert "__version__" not in vars(torch_ops)  # read where it is asked for, not at import

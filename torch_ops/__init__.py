@@ -8,7 +8,8 @@ Importing this package imports torch and nothing heavier.
 from __future__ import annotations
 
 import importlib
-from types import ModuleType
+import importlib.metadata
+from typing import Any
 
 from torch_ops import declarations as _declarations
 from torch_ops import errors, ops
@@ -27,8 +28,10 @@ from torch_ops.tracing import Trace, trace
 _declarations.catalogue()
 
 
-def __getattr__(name: str) -> ModuleType:
-    """Import a subpackage when it is first named, so that importing this one stays cheap."""
+def __getattr__(name: str) -> Any:
+    """Give a subpackage or the version when it is first named, so that importing stays cheap."""
+    if name == "__version__":
+        return importlib.metadata.version("torch-ops")
     if name in ("attention", "integrations", "testing"):
         return importlib.import_module(f"torch_ops.{name}")
     raise AttributeError(f"module 'torch_ops' has no attribute {name!r}")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, ClassVar, Self
 
 from torch_ops import locks
-from torch_ops.errors import listing, nearest
+from torch_ops.errors import UnknownBackendError, listing, nearest
 
 __all__ = ["Backend", "OpenEnum"]
 
@@ -52,8 +52,12 @@ class OpenEnum(metaclass=_OpenEnumMeta):
             cls._discover()
             member = cls._members.get(value) if isinstance(value, str) else None
         if member is None:
-            raise ValueError(cls._unknown(value))
+            raise cls._refusal(value)
         return member  # type: ignore[no-any-return]
+
+    @classmethod
+    def _refusal(cls, value: object) -> ValueError:
+        return ValueError(cls._unknown(value))
 
     @classmethod
     def _unknown(cls, value: object) -> str:
@@ -103,6 +107,10 @@ class OpenEnum(metaclass=_OpenEnumMeta):
         return f"{type(self).__name__}({self.value!r})"
 
 
+class _UnknownNameError(UnknownBackendError, ValueError):
+    """No installed backend has this name, so that no op has its kernels either."""
+
+
 class Backend(OpenEnum):
     """Who wrote a kernel; never a device.
 
@@ -110,7 +118,8 @@ class Backend(OpenEnum):
     installed plugins (entry points of the group ``torch_ops.backends``).
 
     Raises:
-        ValueError: the value is neither built in nor an installed plugin's name.
+        ValueError: the value is neither built in nor an installed plugin's name. The error is an
+            `UnknownBackendError`, too, without an op.
     """
 
     TORCH: ClassVar[Backend]
@@ -119,6 +128,10 @@ class Backend(OpenEnum):
     FLASHINFER: ClassVar[Backend]
     SGL_KERNEL: ClassVar[Backend]
     AITER: ClassVar[Backend]
+
+    @classmethod
+    def _refusal(cls, value: object) -> ValueError:
+        return _UnknownNameError(cls._unknown(value), op=None, backend=value)
 
     @classmethod
     def _discover(cls) -> None:

@@ -13,7 +13,7 @@ from torch_ops import kernels, once, policy, tracing
 from torch_ops.errors import BackendUnavailableError, DeclarationError, TorchOpsError
 from torch_ops.kernels import Kernel
 from torch_ops.once import KernelLoadError
-from torch_ops.selector import Candidate, Plan, load, none_usable, unavailable
+from torch_ops.selector import Candidate, Plan, describe, load, none_usable, unavailable
 
 __all__ = ["bind"]
 
@@ -73,7 +73,7 @@ def _run_chain(plan: Plan, chain: list[Kernel], skipped: list[Candidate]) -> Cal
                 pass
         refused: list[tuple[Kernel, str]] = []
         for kernel in chain:
-            reason = kernel.supports(*args) if kernel.supports is not None else None
+            reason = _refusal(plan, kernel, args)
             if reason is None:
                 try:
                     result = kernel.function(*args)
@@ -98,6 +98,15 @@ def _run_chain(plan: Plan, chain: list[Kernel], skipped: list[Candidate]) -> Cal
         return later(*args)
 
     return run
+
+
+def _refusal(plan: Plan, kernel: Kernel, args: Sequence[Any]) -> str | None:
+    try:
+        return kernels.refusal(kernel, args)
+    except DeclarationError as error:
+        if plan.explicit:
+            raise
+        return str(error)
 
 
 def _all(
@@ -162,7 +171,7 @@ def _log_refused(op: str, backend: str, reason: str) -> None:
 
 
 def _debugged(op: str, run: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the checks of ``debug()``: those that read data, and that nothing is aliased.
+    """Add the checks of ``debug()``: those that read data, and of all that a kernel returns.
 
     The others are made here too: compiled graphs make them while they are traced alone.
     """
@@ -175,7 +184,7 @@ def _debugged(op: str, run: Callable[..., Any]) -> Callable[..., Any]:
         if declaration.debug_checker is not None:
             declaration.debug_checker(*args)
         result = run(*args)
-        outputs = [result] if isinstance(result, Tensor) else list(result or ())
+        outputs = _outputs(op, result, declaration.outputs)
         tensors = [arg for arg in args if isinstance(arg, Tensor)]
         for index, output in enumerate(outputs):
             others = [*tensors, *outputs[:index]]
@@ -189,6 +198,47 @@ def _debugged(op: str, run: Callable[..., Any]) -> Callable[..., Any]:
                     f"op {op!r}: output {index} has strides {output.stride()} for shape "
                     f"{list(output.shape)}; outputs are contiguous"
                 )
+        if outputs:
+            _compare(op, outputs, declaration.faker, args)
         return result
 
     return debugged
+
+
+def _outputs(op: str, result: object, count: int) -> list[Tensor]:
+    outputs = (result,) if isinstance(result, Tensor) else result
+    if not count and result is None:
+        return []
+    if isinstance(outputs, tuple | list) and len(outputs) == count > 0:
+        tensors = [output for output in outputs if isinstance(output, Tensor)]
+        if len(tensors) == count:
+            return tensors
+    raise DeclarationError(
+        f"op {op!r}: a kernel returned {_named(result)} (declared: {count or 'no'} tensors)"
+    )
+
+
+def _named(result: object) -> str:
+    if isinstance(result, tuple | list):
+        return f"a {type(result).__name__} of {len(result)}"
+    return type(result).__name__
+
+
+def _compare(
+    op: str, outputs: Sequence[Tensor], faker: Callable[..., Any], args: Sequence[Any]
+) -> None:
+    """Compare with what compiled code is told by the fake."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode() as mode:
+        told = faker(*(mode.from_tensor(a) if isinstance(a, Tensor) else a for a in args))
+    for index, (output, fake) in enumerate(
+        zip(outputs, [told] if isinstance(told, Tensor) else told, strict=True)
+    ):
+        got, wanted = describe(output), describe(fake)
+        if got != wanted:
+            raise DeclarationError(
+                f"op {op!r}: output {index} is {got}, by the declaration's fake {wanted}"
+            )
+        if output.requires_grad:
+            raise DeclarationError(f"op {op!r}: output {index} requires grad, and no input does")

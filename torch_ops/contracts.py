@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 __all__ = [
+    "PROMISES",
     "AttentionContract",
     "CacheContract",
     "Contract",
@@ -19,7 +20,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Contract:
-    """Promises of every op.
+    """Promises of every op, of kernels whose backend says nothing else.
 
     Attributes:
         deterministic: Equal inputs give equal bits.
@@ -28,6 +29,10 @@ class Contract:
 
     deterministic: bool = True
     batch_invariant: bool = False
+
+
+PROMISES = tuple(field.name for field in fields(Contract))
+"""Promises that a policy can require; a backend's package may make or withdraw them."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from torch_ops import policy
 from torch_ops import schema as schemas
-from torch_ops.contracts import Contract
+from torch_ops.contracts import PROMISES, Contract
 from torch_ops.errors import DeclarationError
 
 __all__ = ["COMPILED", "DEFAULT_ORDER", "FLOATS", "Declaration", "op"]
@@ -66,6 +66,11 @@ class Declaration:
         self.order = {**DEFAULT_ORDER, **order}
         self.signature = signature
         self.schema = schemas.infer(self.name, signature, mutates)
+        if self.name in PROMISES:
+            raise DeclarationError(
+                f"op {self.name!r}: that is a promise, as in use_backend({self.name}=True) "
+                "(accepted: any other name)"
+            )
         if bool(mutates) == bool(self.outputs):
             raise DeclarationError(
                 f"op {self.name!r}: it returns {'tensors' if mutates else 'nothing'} and mutates "

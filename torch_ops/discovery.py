@@ -10,13 +10,14 @@ import importlib.metadata
 import importlib.util
 import logging
 import pkgutil
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from types import ModuleType
 from typing import TYPE_CHECKING
 
 from torch_ops import locks
 from torch_ops.backend import Backend
+from torch_ops.contracts import PROMISES
 from torch_ops.errors import PluginConflictError
 from torch_ops.platform import Requirement
 
@@ -48,6 +49,8 @@ class BackendPackage:
         requires: Its conditions on the platform.
         modules: Names of the modules in it; one named as an op serves that op.
         attention_backends: Families of attention kernels that its module ``attention`` prepares.
+        promises: For which ops it keeps a promise of `torch_ops.contracts.PROMISES`, True for all
+            and none of them where it is empty; the op's contract says it where the name is absent.
     """
 
     name: str
@@ -58,6 +61,7 @@ class BackendPackage:
     requires: frozenset[Requirement] = frozenset()
     modules: frozenset[str] = frozenset()
     attention_backends: tuple[str, ...] = ()
+    promises: Mapping[str, bool | frozenset[str]] = field(default_factory=dict)
 
     @property
     def refusal(self) -> str | None:
@@ -68,6 +72,11 @@ class BackendPackage:
     def conflict(self) -> bool:
         """Whether several distributions provide the name."""
         return len(self.distributions) > 1
+
+    def promise(self, name: str, op: str) -> bool | None:
+        """What the package says about a promise for an op, None where it says nothing."""
+        stated = self.promises.get(name)
+        return op in stated if isinstance(stated, frozenset) else stated
 
     def refuse_conflict(self) -> None:
         """Raise `PluginConflictError` where several distributions provide the name."""
@@ -129,13 +138,16 @@ def _describe(name: str, providers: list[tuple[str, str]]) -> BackendPackage:
         unavailable = _availability(imported)
         requires = frozenset(getattr(imported, "requires", frozenset()))
         modules = frozenset(info.name for info in pkgutil.iter_modules(imported.__path__))
+        promises = _promises(imported, modules)
     except Exception as error:  # a plugin's fault must never break another backend
         problem = f"importing {module} failed: {type(error).__name__}: {error}"
         _log.info("backend %r (%s): %s", name, labels[0], problem)
         return BackendPackage(name, module, labels, problem, modules=_modules_on_disk(module))
     families = tuple(getattr(imported, "attention_backends", (name,)))
     families = families if "attention" in modules else ()
-    return BackendPackage(name, module, labels, None, unavailable, requires, modules, families)
+    return BackendPackage(
+        name, module, labels, None, unavailable, requires, modules, families, promises
+    )
 
 
 def _modules_on_disk(package: str) -> frozenset[str]:
@@ -152,9 +164,25 @@ def _modules_on_disk(package: str) -> frozenset[str]:
 def _availability(module: ModuleType) -> str | None:
     available = getattr(module, "available", None)
     answer = available() if available is not None else None
-    if answer is None or isinstance(answer, str):
+    if answer is None or (isinstance(answer, str) and answer):
         return answer
     raise TypeError(f"available() must return None or a reason, received {answer!r}")
+
+
+def _promises(module: ModuleType, modules: frozenset[str]) -> dict[str, bool | frozenset[str]]:
+    found: dict[str, bool | frozenset[str]] = {}
+    for name in PROMISES:
+        stated = getattr(module, name, None)
+        if isinstance(stated, bool):
+            found[name] = stated
+        elif isinstance(stated, Collection) and not isinstance(stated, str):
+            unknown = sorted(set(stated) - modules)
+            if unknown:
+                raise ValueError(f"{name} names {unknown[0]!r}, which is no module of the package")
+            found[name] = frozenset(stated)
+        elif stated is not None:
+            raise TypeError(f"{name} must be a bool or names of ops, received {stated!r}")
+    return found
 
 
 def load() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from torch_ops.backend import Backend
+from torch_ops.contracts import PROMISES
 from torch_ops.errors import UnknownVariableError, listing, nearest
 
 __all__ = ["VARIABLES", "Environment", "read"]
@@ -15,6 +16,7 @@ _PREFIX = "TORCH_OPS_"
 VARIABLES = {
     "TORCH_OPS_BACKEND": "Backend of all ops (`triton`) or of some (`rms_norm=flashinfer,...`).",
     "TORCH_OPS_DISABLE": "Backends that never run (`flashinfer`), also per op (`rms_norm:triton`).",
+    "TORCH_OPS_REQUIRE": "What kernels have to promise: `deterministic`, `batch_invariant`.",
 }
 """Every variable that is read, with what it does."""
 _ONE_OP = {"TORCH_OPS_BACKEND": "op=backend", "TORCH_OPS_DISABLE": "op:backend"}
@@ -28,11 +30,13 @@ class Environment:
         default: Backend of every op that isn't named, or None.
         per_op: Backend by op.
         disabled: Disabled backends; the key is an op's name, or None for all ops.
+        required: Promises that kernels have to make.
     """
 
     default: Backend | None = None
     per_op: Mapping[str, Backend] = field(default_factory=dict)
     disabled: Mapping[str | None, frozenset[Backend]] = field(default_factory=dict)
+    required: frozenset[str] = frozenset()
 
     def disables(self, op: str, backend: Backend) -> str | None:
         """Give why the backend is disabled for the op, or None."""
@@ -51,7 +55,8 @@ def read(ops: Iterable[str], environ: Mapping[str, str] | None = None) -> Enviro
         environ: Variables, ``os.environ`` by default.
 
     Raises:
-        UnknownVariableError: a variable, an op or a backend in it is unknown; names the nearest.
+        UnknownVariableError: a variable, or an op, backend or promise in it, is unknown; names
+            the nearest.
     """
     environ = os.environ if environ is None else environ
     for name in sorted(environ):
@@ -63,7 +68,8 @@ def read(ops: Iterable[str], environ: Mapping[str, str] | None = None) -> Enviro
             )
     known = sorted(ops)
     default, per_op = _choices(environ.get("TORCH_OPS_BACKEND", ""), known)
-    return Environment(default, per_op, _disabled(environ.get("TORCH_OPS_DISABLE", ""), known))
+    disabled = _disabled(environ.get("TORCH_OPS_DISABLE", ""), known)
+    return Environment(default, per_op, disabled, _required(environ.get("TORCH_OPS_REQUIRE", "")))
 
 
 def _choices(text: str, ops: list[str]) -> tuple[Backend | None, dict[str, Backend]]:
@@ -88,6 +94,17 @@ def _disabled(text: str, ops: list[str]) -> dict[str | None, frozenset[Backend]]
         backend = _backend("TORCH_OPS_DISABLE", text, right if colon else left)
         result[key] = result.get(key, frozenset()) | {backend}
     return result
+
+
+def _required(text: str) -> frozenset[str]:
+    required = frozenset(_parts(text))
+    for name in sorted(required.difference(PROMISES)):
+        raise UnknownVariableError(
+            f"TORCH_OPS_REQUIRE={text!r} names the unknown promise {name!r}. "
+            f"Known: {listing(PROMISES)}.{nearest(name, PROMISES)}",
+            variable="TORCH_OPS_REQUIRE",
+        )
+    return required
 
 
 def _parts(text: str) -> list[str]:

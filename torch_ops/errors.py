@@ -47,9 +47,9 @@ class UnknownOpError(_DataError, KeyError):
 
 
 class UnknownBackendError(_DataError, KeyError):
-    """The op has no kernel of this backend. Attributes: ``op``, ``backend``."""
+    """The op has no kernel of this backend. Attributes: ``op`` (None for all ops), ``backend``."""
 
-    op: str
+    op: str | None
     backend: str
 
 

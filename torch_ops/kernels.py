@@ -6,7 +6,7 @@ import importlib.util
 import inspect
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch_ops.errors import CaptureError, DeclarationError
 from torch_ops.once import KernelLoadError
 from torch_ops.spec import KernelSpec
 
-__all__ = ["Kernel", "fail", "failure", "load", "state"]
+__all__ = ["Kernel", "fail", "failure", "load", "refusal", "state"]
 
 _log = logging.getLogger(__name__)
 _lock = locks.reentrant()
@@ -105,6 +105,21 @@ def _completed(
         return supports(*args, *defaults[len(args) :])
 
     return complete
+
+
+def refusal(kernel: Kernel, args: Sequence[Any]) -> str | None:
+    """Ask a kernel's predicate why it can't serve a call; None where it can.
+
+    Raises:
+        DeclarationError: it answers neither None nor a reason.
+    """
+    answer: object = kernel.supports(*args) if kernel.supports is not None else None
+    if answer is None or (isinstance(answer, str) and answer):
+        return answer
+    raise DeclarationError(
+        f"op {kernel.spec.op!r}, backend {kernel.spec.backend.value!r}: supports() returned "
+        f"{answer!r} (accepted: None where it serves the call, or a str that says why not)"
+    )
 
 
 def _declaration(op: str) -> Any:

@@ -16,6 +16,7 @@ import torch
 
 from torch_ops import dynamo, environment, locks
 from torch_ops.backend import Backend
+from torch_ops.contracts import PROMISES
 from torch_ops.errors import TorchOpsError, UnknownOpError, listing, nearest
 
 __all__ = ["Choice", "debug", "set_backend", "use_backend"]
@@ -23,16 +24,24 @@ __all__ = ["Choice", "debug", "set_backend", "use_backend"]
 
 @dataclass(frozen=True)
 class Choices:
-    """Backends chosen by one source: for single ops, else for all; None clears an op's choice."""
+    """Backends chosen by one source: for single ops, else for all; None clears an op's choice.
+
+    What it requires of kernels, `torch_ops.contracts.PROMISES`, holds for all ops.
+    """
 
     default: Backend | None = None
     per_op: Mapping[str, Backend | None] = field(default_factory=dict)
+    required: frozenset[str] = frozenset()
 
     def over(self, outer: Choices) -> Choices:
-        """Merge with what an outer scope chose; what this one says wins."""
+        """Merge with what an outer scope chose; what this one says wins.
+
+        What either requires is required.
+        """
+        required = self.required | outer.required
         if self.default is not None:
-            return self
-        return Choices(outer.default, {**outer.per_op, **self.per_op})
+            return replace(self, required=required)
+        return Choices(outer.default, {**outer.per_op, **self.per_op}, required)
 
     def get(self, op: str) -> Backend | None:
         """The backend chosen for an op, or None where this source doesn't speak."""
@@ -150,6 +159,16 @@ def choose(op: str, scope: Scope | None) -> Choice:
     return Choice(None, "declared")
 
 
+def required(scope: Scope | None) -> dict[str, str]:
+    """Give what kernels have to promise, each with who requires it."""
+    sources = (
+        ("TORCH_OPS_REQUIRE", env().required),
+        ("set_backend", _process_choices().required),
+        ("use_backend", scope.choices.required if scope is not None else frozenset[str]()),
+    )
+    return {name: source for source, names in sources for name in sorted(names)}
+
+
 def _process_choices() -> Choices:
     merged = Choices()
     for layer in tuple(_process):
@@ -157,10 +176,21 @@ def _process_choices() -> Choices:
     return merged
 
 
-def _make_choices(backend: Any, per_op: Mapping[str, Any], *, clearing: bool) -> Choices:
+def _make_choices(
+    function: str,
+    backend: Any,
+    per_op: Mapping[str, Any],
+    *,
+    clearing: bool,
+) -> Choices:
     from torch_ops.declarations import catalogue
     from torch_ops.registry import registry
 
+    required = {name: value for name, value in per_op.items() if name in PROMISES}
+    per_op = {name: value for name, value in per_op.items() if name not in PROMISES}
+    for name, value in required.items():
+        if not isinstance(value, bool):
+            raise TypeError(f"{function}: {name} must be a bool, received {value!r}")
     known = sorted({*registry.ops(), *catalogue()})
     for op, value in per_op.items():
         if op not in known:
@@ -170,15 +200,16 @@ def _make_choices(backend: Any, per_op: Mapping[str, Any], *, clearing: bool) ->
                 op=op,
             )
         if value is None and not clearing:
-            raise TypeError(f"use_backend: backend of op {op!r} must be a Backend or str, not None")
+            raise TypeError(f"{function}: backend of op {op!r} must be a Backend or str, not None")
     return Choices(
         None if backend is None else Backend(backend),
         {op: None if value is None else Backend(value) for op, value in per_op.items()},
+        frozenset(name for name, value in required.items() if value),
     )
 
 
 def _intern(choices: Choices, debugging: bool) -> Scope:
-    key = (choices.default, tuple(sorted(choices.per_op.items())), debugging)
+    key = (choices.default, tuple(sorted(choices.per_op.items())), choices.required, debugging)
     with _lock:
         return _interned.setdefault(key, Scope(choices, debugging))
 
@@ -234,7 +265,7 @@ def refuse_in_traced_code(what: str) -> None:
         )
 
 
-def use_backend(backend: Backend | str | None = None, /, **per_op: Backend | str) -> _Scoped:
+def use_backend(backend: Backend | str | None = None, /, **per_op: Backend | str | bool) -> _Scoped:
     """Choose backends for the calls in a ``with`` block, in this thread or task alone.
 
     The choice is strict: the backend runs or the call raises. Around a compiled function it
@@ -242,14 +273,17 @@ def use_backend(backend: Backend | str | None = None, /, **per_op: Backend | str
 
     Args:
         backend: Backend of every op that isn't named.
-        **per_op: Backend of single ops, ``use_backend("triton", rms_norm="torch")``.
+        **per_op: Backend of single ops, ``use_backend("triton", rms_norm="torch")``; and what
+            kernels have to promise, beside their backend: ``deterministic=True`` (equal inputs
+            give equal bits), ``batch_invariant=True`` (a row's bits don't depend on the others).
+            False leaves open what an outer scope requires; no scope lifts that.
 
     Raises:
         UnknownOpError: an op's name is unknown.
-        ValueError: a backend's name is unknown.
+        UnknownBackendError: a backend's name is unknown; a ValueError, too.
     """
     refuse_in_traced_code("use_backend")
-    chosen = _make_choices(backend, per_op, clearing=False)
+    chosen = _make_choices("use_backend", backend, per_op, clearing=False)
     return _Scoped(lambda outer: (chosen.over(outer.choices), outer.debug))
 
 
@@ -259,24 +293,25 @@ def debug(enabled: bool = True) -> _Scoped:
 
 
 def set_backend(
-    backend: Backend | str | None = None, /, **per_op: Backend | str | None
+    backend: Backend | str | None = None, /, **per_op: Backend | str | bool | None
 ) -> Callable[[], None]:
     """Choose backends for the whole process, all threads, until the returned undo is called.
 
     Args:
         backend: Backend of every op that isn't named.
-        **per_op: Backend of single ops; None clears what an earlier call chose for the op.
+        **per_op: Backend of single ops; None clears what an earlier call chose for the op. And
+            what kernels have to promise, as in `use_backend`.
 
     Returns:
         A function that takes back this call's choices and no others, in any order.
 
     Raises:
         UnknownOpError: an op's name is unknown.
-        ValueError: a backend's name is unknown.
+        UnknownBackendError: a backend's name is unknown; a ValueError, too.
     """
     refuse_in_traced_code("set_backend")
     _refuse_when_frozen()
-    layer = replace(_make_choices(backend, per_op, clearing=True))
+    layer = replace(_make_choices("set_backend", backend, per_op, clearing=True))
     with _lock:
         _process.append(layer)
         invalidate()

@@ -39,13 +39,15 @@ _forward_ad = torch.autograd.forward_ad
 def register(declaration: Declaration) -> None:
     """Make a declaration an operator: default overload, ``.backend`` overload, callable."""
     name = declaration.name
+    refuse = _refuse_device(declaration)
     custom_op(
         f"{NAMESPACE}::{name}",
-        _refuse_device(declaration),
+        refuse,
         mutates_args=declaration.mutates,
         schema=declaration.schema,
     )
     _library.define(f"{name}.backend{schema.backend_overload(declaration.schema)}")
+    _library.impl(f"{name}.backend", refuse, "CompositeExplicitAutograd")
     familiar = Familiar(declaration)
     legal = {key: calls.legal(declaration, named=False) for key in _DEVICE_KEYS}
     chosen = {key: calls.legal(declaration, named=True) for key in _DEVICE_KEYS}
@@ -107,6 +109,9 @@ def _below_autocast(overload: str) -> Callable[..., Any]:
 
 def _refuse_device(declaration: Declaration) -> Callable[..., Any]:
     def refuse(*args: Any) -> Any:
+        for name, arg in zip(declaration.signature.parameters, args, strict=False):
+            if isinstance(arg, Tensor) and (arg.layout != torch.strided or arg.is_quantized):
+                raise _refuse_kind(declaration.name, name, arg)
         devices = sorted({str(arg.device) for arg in args if isinstance(arg, Tensor)})
         raise TorchOpsError(
             f"op {declaration.name!r}: no kernels for device {', '.join(devices)} "
@@ -114,6 +119,18 @@ def _refuse_device(declaration: Declaration) -> Callable[..., Any]:
         )
 
     return refuse
+
+
+def _refuse_kind(op: str, argument: str, x: Tensor) -> TorchOpsError:
+    kind, plain = (
+        (f"quantized ({x.dtype})", f"{argument}.dequantize()")
+        if x.is_quantized
+        else (f"of layout {x.layout}", f"{argument}.to_dense()")
+    )
+    return TorchOpsError(
+        f"op {op!r}: argument {argument!r} is {kind} (accepted: plain tensors of layout "
+        f"torch.strided, as from {plain})"
+    )
 
 
 def _kernel(

@@ -9,12 +9,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torch_ops import discovery, kernels, policy
+from torch_ops import discovery, kernels, policy, promises
 from torch_ops.backend import Backend
 from torch_ops.errors import (
     AmbiguousBackendError,
     BackendUnavailableError,
     CaptureError,
+    DeclarationError,
     NoBackendError,
     TorchOpsError,
     UnknownOpError,
@@ -85,20 +86,26 @@ def require_op(op: str) -> None:
         )
 
 
-def place_reasons(
-    op: str, backend: Backend, requires: frozenset[Requirement], platform: Platform
+def policy_reasons(
+    op: str,
+    backend: Backend,
+    requires: frozenset[Requirement],
+    platform: Platform,
+    package: discovery.BackendPackage | None,
+    scope: policy.Scope | None,
 ) -> list[str]:
-    """Give why a backend may not serve an op on a platform: disabled, or not made for it."""
-    reasons = (policy.env().disables(op, backend), rejection(requires, platform))
+    """Give why a backend may not serve an op: disabled, elsewhere, or promising too little."""
+    reasons: list[str | None] = [policy.env().disables(op, backend), rejection(requires, platform)]
+    reasons += promises.lacking(op, package, policy.required(scope))
     return [reason for reason in reasons if reason]
 
 
 def static_reasons(spec: KernelSpec, platform: Platform) -> tuple[str, ...]:
     """Give every reason, known without the call's arguments, why a kernel can't run here."""
-    reasons = place_reasons(spec.op, spec.backend, spec.requires, platform)
-    package = discovery.package(spec.backend)
-    by_package = package is not None and spec.target.startswith(f"{package.module}.")
-    if package is not None and by_package and package.refusal:
+    package = promises.package_of(spec)
+    scope = policy.current_scope()
+    reasons = policy_reasons(spec.op, spec.backend, spec.requires, platform, package, scope)
+    if package is not None and package.refusal:
         reasons.append(package.refusal)
     elif missing := kernels.missing(spec):
         reasons.append(missing)
@@ -109,20 +116,40 @@ def static_reasons(spec: KernelSpec, platform: Platform) -> tuple[str, ...]:
 
 
 def call_reasons(spec: KernelSpec, args: Sequence[Any]) -> tuple[str, ...]:
-    """Load a kernel and give why it can't serve these arguments, if so."""
+    """Load a kernel and give why it can't serve these arguments, if so.
+
+    Raises:
+        DeclarationError: its predicate answers neither None nor a reason.
+    """
     try:
         kernel = kernels.load(spec)
     except Exception as error:  # whatever a foreign module raises is a reason, kept and shown
         return (f"loading it failed: {type(error).__name__}: {error}",)
-    reason = kernel.supports(*args) if kernel.supports is not None else None
-    return (reason,) if reason else ()
+    reason = kernels.refusal(kernel, args)
+    return () if reason is None else (reason,)
 
 
-def judge(spec: KernelSpec, platform: Platform, args: Sequence[Any] | None = None) -> Candidate:
-    """Give a kernel's verdict: with arguments also that of its own per-call predicate."""
+def judge(
+    spec: KernelSpec,
+    platform: Platform,
+    args: Sequence[Any] | None = None,
+    *,
+    strict: bool = False,
+) -> Candidate:
+    """Give a kernel's verdict: with arguments also that of its own per-call predicate.
+
+    Raises:
+        DeclarationError: the predicate answers neither None nor a reason, and this kernel was
+            asked for (``strict``); else that is a reason itself.
+    """
     reasons = static_reasons(spec, platform)
     if not reasons and args is not None:
-        reasons = call_reasons(spec, args)
+        try:
+            reasons = call_reasons(spec, args)
+        except DeclarationError as error:
+            if strict:
+                raise
+            reasons = (str(error),)
     return Candidate(spec.backend, not reasons, reasons, kernels.state(spec))
 
 
@@ -181,7 +208,7 @@ def _explicit(
         package.refuse_conflict()
     spec = registry.find(op, choice.backend)
     if not unchecked:
-        candidate = judge(spec, platform, args)
+        candidate = judge(spec, platform, args, strict=True)
         if not candidate.usable:
             kernels.refuse_mismatch(spec)
             raise unavailable(op, choice, platform, candidate.reasons, args)

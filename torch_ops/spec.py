@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch_ops.backend import Backend
+from torch_ops.contracts import PROMISES
 from torch_ops.errors import InvalidTargetError
 from torch_ops.platform import Requirement
 
@@ -43,6 +44,8 @@ class KernelSpec:
     ) -> None:
         if not isinstance(op, str) or not op.isidentifier():
             raise ValueError(f"KernelSpec.op must be a Python identifier, received {op!r}")
+        if op in PROMISES:
+            raise ValueError(f"KernelSpec.op {op!r} is the name of a promise (accepted: another)")
         module, colon, attr = target.partition(":") if isinstance(target, str) else ("", "", "")
         names = [*module.split("."), *attr.split(".")]
         if not colon or not all(name.isidentifier() for name in names):

@@ -9,7 +9,7 @@ import torch
 
 from torch_ops.platform import Platform, Requirement
 
-__all__ = ["available", "requires", "untestable"]
+__all__ = ["available", "batch_invariant", "requires", "untestable"]
 
 _INTERPRETED = os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "yes", "on", "y")
 
@@ -27,6 +27,13 @@ class _Interpreter(Requirement):
 
 
 requires = frozenset({Requirement.cuda(min_arch=(8, 0)), Requirement.rocm(), _Interpreter("cpu")})
+batch_invariant = frozenset(
+    {
+        "apply_rope", "apply_rope_", "gelu_and_mul", "gelu_tanh_and_mul", "merge_state",
+        "silu_and_mul",
+    }
+)  # fmt: skip
+"""Elementwise kernels, chosen by the length of a row; norms and attention count rows, too."""
 
 
 def available() -> str | None:

@@ -35,7 +35,10 @@ def _merge(
     b_step: tl.int64, b_outer: tl.int64, inner: tl.int64,
     NESTED: tl.constexpr, LANE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Merge ROWS heads; an LSE of +inf marks an empty part, as -inf does."""
+    """Merge ROWS heads; an LSE of +inf marks an empty part, as -inf does.
+
+    Rounded weights may add up to more than 1: a value stays between those of its parts.
+    """
     wide: tl.constexpr = tl.float64 if v_a.dtype.element_ty == tl.float64 else tl.float32
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     cols = tl.arange(0, BLOCK)[None, :]
@@ -61,6 +64,10 @@ def _merge(
     else:
         part_a, part_b = weight_a / divisor, weight_b / divisor
     merged = _weighted(value_a, part_a) + _weighted(value_b, part_b)
+    wide_a, wide_b = value_a.to(wide), value_b.to(wide)
+    low, high = tl.minimum(wide_a, wide_b), tl.maximum(wide_a, wide_b)
+    merged = tl.where(merged < low, low, tl.where(merged > high, high, merged))
+    merged = tl.where(total == 0, 0.0, merged)
     tl.store(v + row * lanes * LANE + cols, merged.to(v.dtype.element_ty), mask)
     merged_s = tl.where(total == 0, empty, shift + tl.log(divisor))
     tl.store(s + row, merged_s.to(tl.float32), exists)

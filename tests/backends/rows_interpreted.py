@@ -20,7 +20,7 @@ OPS = (
 NORMS = OPS[:5]
 DTYPES = ("float32", "float16")
 PARTS = ("layouts", "zero", "classes", "tiles")
-LAYERS = ("contract", "bound", "layout", "rerun")
+LAYERS = ("contract", "bound", "layout", "rerun", "batch_invariance")
 BACKEND = "torch_ops.backends.triton"
 # Rows of 200 elements in pieces of 32, a piece for each program or one program for all.
 LONG = {
@@ -46,12 +46,15 @@ def run(check: str) -> None:
     op, dtype, part = check.split()
     proof, tally = proof_of(op), Tally()
     subject = registered(op, "triton")
-    examine = Examiner(subject, proof, catalogue()[op].contract, only=LAYERS)
+    contract = subject.under(catalogue()[op].contract)
+    examine = Examiner(subject, proof, contract, only=LAYERS)
     with patched(op, part):
         for spec in specs(op, dtype, part):
             examine(spec, tally, with_laws=part == "layouts")
     if tally.refused or not tally.executed:
         raise AssertionError(f"executed {tally.executed}, refused {dict(tally.refused)}")
+    if part == "layouts" and contract.batch_invariant and not tally.laws["batch_invariance"]:
+        raise AssertionError("batch invariance was never checked")
 
 
 def specs(op: str, dtype: str, part: str) -> list[Any]:

@@ -82,6 +82,18 @@ def test_parse_value() -> None:
         parse_value("eps")
 
 
+@pytest.mark.parametrize("shape", [(10**15,), (2**31, 2**31), (10**18, 10**18, 3)])
+def test_build_refuses_what_no_memory_holds(shape: tuple[int, ...]) -> None:
+    message = r"--shape \d+(x\d+)* of 'q' takes .* GiB, which can't be had on cpu \(acc"
+    with pytest.raises(UsageError, match=message):
+        sample([shape], [torch.float32], base=7).build("rotate", SIGNATURE)
+
+
+def test_a_size_past_all_memory_is_no_shape() -> None:
+    with pytest.raises(UsageError, match="has a size past any memory"):
+        parse_shape("4x" + 5000 * "9")
+
+
 def test_build_one_dtype_for_all() -> None:
     built = sample([(2, 3), (5,), (2,)], [torch.float16], base=7).build("rotate", SIGNATURE)
     assert {name: tuple(t.shape) for name, t in built.items() if isinstance(t, Tensor)} == {

@@ -380,3 +380,11 @@ def test_missing_extra_is_one_line(package: str, tmp_path: Path) -> None:
         "pip install 'torch-ops[cli]'\n"
     )
     assert done.stdout == ""
+
+
+def test_absurd_shapes_end_with_a_line(shell: Shell) -> None:
+    for shape in ("9" * 30, "1000000000000000x1000", "2147483648x2147483648x2147483648"):
+        code, out, err = shell("explain", "silu_and_mul", "--shape", shape)
+        assert (code, out) == (2, "")
+        assert "--shape" in err
+        assert "Traceback" not in err

@@ -5,9 +5,11 @@ from __future__ import annotations
 import copy
 import pickle
 import threading
+from collections.abc import Callable
 
 import pytest
 
+import torch_ops
 from torch_ops import Backend
 from torch_ops.backend import OpenEnum
 
@@ -62,6 +64,26 @@ def test_unknown_value(value: object) -> None:
 def test_unknown_value_names_the_nearest() -> None:
     with pytest.raises(ValueError, match="Did you mean 'triton'"):
         Backend("tritn")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        lambda: Backend("tritn"),
+        lambda: torch_ops.use_backend("tritn"),
+        lambda: torch_ops.use_backend(rms_norm="tritn"),
+        lambda: torch_ops.set_backend("tritn"),
+        lambda: torch_ops.KernelSpec("rms_norm", "tritn", "a:b"),
+    ],
+)
+def test_an_unknown_name_is_one_of_our_errors_and_a_value_error(name: Callable[[], object]) -> None:
+    for kind in (torch_ops.UnknownBackendError, torch_ops.TorchOpsError, KeyError, ValueError):
+        with pytest.raises(kind) as raised:
+            name()
+        assert (raised.value.op, raised.value.backend) == (None, "tritn")  # type: ignore[attr-defined]
+        copied = pickle.loads(pickle.dumps(raised.value))
+        assert str(copied) == str(raised.value)
+        assert str(copied).startswith("'tritn' is not a Backend. Known: 'torch', ")
 
 
 def test_members_are_read_only() -> None:

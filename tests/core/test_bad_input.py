@@ -17,7 +17,7 @@ from torch._dynamo.exc import TorchRuntimeError
 from torch._subclasses import FakeTensorMode
 
 import torch_ops
-from torch_ops import calls, ops, policy
+from torch_ops import TorchOpsError, calls, ops, policy, runtime
 from torch_ops.declarations import catalogue
 
 from . import samples
@@ -506,3 +506,32 @@ def test_every_good_sample_is_accepted() -> None:
     with torch_ops.debug():
         for op in OPS:
             getattr(ops, op)(**samples.arguments(op), backend="torch")
+
+
+UNUSUAL: dict[str, tuple[Callable[[], Tensor], str]] = {
+    "coo": (lambda: torch.ones(2, 4).to_sparse(), r"of layout torch.sparse_coo .*x\.to_dense\(\)"),
+    "csr": (lambda: torch.ones(2, 4).to_sparse_csr(), r"of layout torch.sparse_csr"),
+    "mkldnn": (lambda: torch.ones(2, 4).to_mkldnn(), r"of layout torch._mkldnn"),
+    "quantized": (
+        lambda: torch.quantize_per_tensor(torch.ones(2, 4), 0.1, 0, torch.qint8),
+        r"quantized \(torch.qint8\) .*x\.dequantize\(\)",
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*(Sparse|quantiz).*:UserWarning")
+@pytest.mark.parametrize("backend", [None, *BACKENDS])
+@pytest.mark.parametrize("kind", UNUSUAL)
+def test_tensors_that_are_no_plain_memory(kind: str, backend: str | None) -> None:
+    make, received = UNUSUAL[kind]
+    message = f"op 'silu_and_mul': argument 'x' is {received}"
+    with pytest.raises(TorchOpsError, match=message):
+        ops.silu_and_mul(make(), backend=backend)
+    with pytest.raises(TorchOpsError, match=message.replace("silu_and_mul", "rms_norm")):
+        ops.rms_norm(make(), torch.ones(4), backend=backend)
+
+
+def test_a_device_without_kernels_is_named() -> None:
+    refuse = runtime._refuse_device(catalogue()["silu_and_mul"])
+    with pytest.raises(TorchOpsError, match="op 'silu_and_mul': no kernels for device meta"):
+        refuse(torch.ones(2, 4, device="meta"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -9,10 +10,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo.testing import CompileCounterWithBackend
 
 import torch_ops
-from torch_ops import DeclarationError, ops
+from torch_ops import DeclarationError, binding, ops
 
+from . import samples
 from .toy import Toy
 
 BACKENDS = ("torch", "inductor")
@@ -55,7 +58,7 @@ def test_good_calls_pass() -> None:
 
 def test_it_takes_effect_in_compiled_code_and_compiles_nothing(toy: Toy) -> None:
     toy.serve("torch", 1)
-    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    counter = CompileCounterWithBackend("aot_eager")
     compiled: Callable[[Tensor], Any] = torch.compile(ops.toy, backend=counter, fullgraph=True)
     bad = -torch.ones(2)
     compiled(bad)
@@ -88,6 +91,49 @@ def test_nesting_and_threads(toy: Toy) -> None:
         with torch_ops.debug():
             assert float(ops.toy(torch.ones(1))) == 3
         assert negative() == 3
+
+
+@pytest.mark.parametrize("op", samples.OPS)
+def test_results_of_every_op_are_what_its_fake_says(op: str) -> None:
+    with torch_ops.debug():
+        getattr(ops, op)(*samples.arguments(op).values())
+
+
+@pytest.mark.parametrize(
+    ("kernel", "message"),
+    [
+        (
+            lambda x, n: torch.ones(3),
+            r"is float32\[3\]@cpu, by the declaration's fake float32\[2",
+        ),
+        (lambda x, n: x.double(), r"is float64\[2, 3\]@cpu, by the declaration's fake float32\["),
+        (lambda x, n: torch.ones(2, 3, device="meta"), r"is float32\[2, 3\]@meta, by the decl"),
+        (lambda x, n: torch.ones(2, 3).requires_grad_(), "requires grad, and no input does"),
+    ],
+    ids=["shape", "dtype", "device", "requires_grad"],
+)
+def test_results_are_what_compiled_code_is_told(
+    kernel: Callable[[Tensor, int], Tensor], message: str, toy: Toy
+) -> None:
+    toy.serve("torch", 1, kernel=kernel)
+    x = torch.ones(2, 3)
+    ops.toy(x)
+    with torch_ops.debug(), pytest.raises(DeclarationError, match=f"op 'toy': output 0 {message}"):
+        ops.toy(x)
+
+
+@pytest.mark.parametrize(
+    ("result", "count", "message"),
+    [
+        (None, 1, "a kernel returned NoneType (declared: 1 tensors)"),
+        (torch.ones(2), 0, "a kernel returned Tensor (declared: no tensors)"),
+        ((torch.ones(2),), 2, "a kernel returned a tuple of 1 (declared: 2 tensors)"),
+        ([torch.ones(2), 3], 2, "a kernel returned a list of 2 (declared: 2 tensors)"),
+    ],
+)
+def test_results_are_as_many_tensors_as_declared(result: Any, count: int, message: str) -> None:
+    with pytest.raises(DeclarationError, match=re.escape(f"op 'toy': {message}")):
+        binding._outputs("toy", result, count)
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,8 @@ def test_typos(variables: dict[str, str], message: str) -> None:
 
 
 def test_every_variable_is_described() -> None:
-    assert set(environment.VARIABLES) == {"TORCH_OPS_BACKEND", "TORCH_OPS_DISABLE"}
+    names = {"TORCH_OPS_BACKEND", "TORCH_OPS_DISABLE", "TORCH_OPS_REQUIRE"}
+    assert set(environment.VARIABLES) == names
     assert all(environment.VARIABLES.values())
 
 

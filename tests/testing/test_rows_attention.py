@@ -14,6 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
+import torch_ops
+
 from .rows import BF16, FP32, HALF, INF, call, normal, proven
 
 
@@ -152,3 +154,23 @@ def test_row_T49_causal_with_constant_values_is_that_constant() -> None:
     q, k = normal(2, 33, 2, 64, dtype=BF16), normal(2, 33, 2, 64, dtype=BF16, seed=1)
     v = torch.full((2, 33, 2, 64), 0.75, dtype=BF16)
     assert torch.equal(call("attention", q, k, v, True), v)
+
+
+@pytest.mark.parametrize(
+    ("backend", "dtype"),
+    [
+        ("torch", HALF), ("torch", BF16), ("torch", FP32), ("torch", torch.float64),
+        ("inductor", FP32),
+    ],
+)  # fmt: skip
+def test_merging_the_largest_numbers_gives_numbers(backend: str, dtype: torch.dtype) -> None:
+    """Weights add up to more than 1 after rounding, and a plain sum overflows before division."""
+    largest = torch.finfo(dtype).max
+    v = torch.full((64, 3, 5), largest, dtype=dtype)
+    s_a, s_b = normal(64, 3), normal(64, 3)
+    for sign in (1, -1):
+        merged, _ = torch_ops.ops.merge_state(sign * v, s_a, sign * v, s_b, backend=backend)
+        assert torch.equal(merged, sign * v)
+    between, _ = torch_ops.ops.merge_state(v, s_a, -v, s_b, backend=backend)
+    assert between.isfinite().all()
+    assert torch.equal(between > 0, (s_a > s_b).unsqueeze(-1).expand(v.shape))

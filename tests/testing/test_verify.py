@@ -326,3 +326,15 @@ def test_classes_of_calls_are_told_by_what_compilers_specialize_on() -> None:
     assert of((3, 4)) != of((3, 4, 2))
     assert of((3, 4)) != of((3, 4), 0.0)
     assert len({of((3, 4), window=w) for w in (-1, 0, 1, 2, 64)}) == 4
+
+
+@pytest.mark.parametrize("backend", [None, 3, ["torch"]], ids=repr)
+def test_what_is_proven_has_a_name_or_can_be_called(backend: Any) -> None:
+    with pytest.raises(TypeError, match=re.escape(f"verify: backend: received {backend!r}, acc")):
+        verify(OP, backend)
+
+
+@pytest.mark.parametrize("dtypes", ["float32", [torch.float32], [None]], ids=repr)
+def test_dtypes_are_a_sequence_of_names(dtypes: Any) -> None:
+    with pytest.raises(TypeError, match=re.escape(f"verify: dtypes: received {dtypes!r}, accept")):
+        verify(OP, reference, dtypes=dtypes)

@@ -58,9 +58,14 @@ class MemberChoice(NamedTuple):
     skipped: tuple[tuple[AttentionBackend, str], ...] = ()
 
 
-def refusals(rules: LayerRules, member: AttentionBackend, place: Place) -> tuple[str, ...]:
-    """Give every reason why a layer can't run a family; empty if it can."""
-    reasons = reasons_against(member, rules.spec, place)
+def refusals(
+    rules: LayerRules,
+    member: AttentionBackend,
+    place: Place,
+    scope: policy.Scope | None = None,
+) -> tuple[str, ...]:
+    """Give every reason why a layer can't run a family, in a scope; empty if it can."""
+    reasons = reasons_against(member, rules.spec, place, scope)
     if rules.supported is not None and member not in rules.supported:
         names = listing(sorted(allowed.value for allowed in rules.supported))
         reasons = (f"not among the layer's supported_backends ({names})", *reasons)
@@ -81,7 +86,7 @@ def choose_member(
     """
     fixed = rules.required or override
     if fixed is not None:
-        return MemberChoice(_strict(rules, (fixed,), "layer", place), "layer")
+        return MemberChoice(_strict(rules, (fixed,), "layer", place, scope), "layer")
     choice = policy.choose("attention", scope)
     if choice.backend is not None:
         family = members_of(choice.backend)
@@ -95,10 +100,12 @@ def choose_member(
                 backend=choice.backend.value,
                 reasons=("serves no attention layers",),
             )
-        return MemberChoice(_strict(rules, family, choice.source, place), choice.source)
+        member = _strict(rules, family, choice.source, place, scope)
+        return MemberChoice(member, choice.source)
     if rules.default is not None:
-        return MemberChoice(_strict(rules, (rules.default,), "layer", place), "layer")
-    return _by_order(rules, place)
+        member = _strict(rules, (rules.default,), "layer", place, scope)
+        return MemberChoice(member, "layer")
+    return _by_order(rules, place, scope)
 
 
 def _strict(
@@ -106,8 +113,9 @@ def _strict(
     family: tuple[AttentionBackend, ...],
     source: str,
     place: Place,
+    scope: policy.Scope | None,
 ) -> AttentionBackend:
-    judged = {member: refusals(rules, member, place) for member in family}
+    judged = {member: refusals(rules, member, place, scope) for member in family}
     for member, reasons in judged.items():
         if not reasons:
             return member
@@ -123,14 +131,14 @@ def _strict(
     )
 
 
-def _by_order(rules: LayerRules, place: Place) -> MemberChoice:
+def _by_order(rules: LayerRules, place: Place, scope: policy.Scope | None) -> MemberChoice:
     platform = Platform.detect(place.device)
     best = policy.tuned.get((platform.device, platform.arch, "attention"))
     tuned = members_of(best) if best is not None else ()
     declared = (AttentionBackend(value) for value in ORDER[platform.device])
     candidates: list[tuple[AttentionBackend, tuple[str, ...]]] = []
     for member in dict.fromkeys((*tuned, *declared)):
-        reasons = refusals(rules, member, place)
+        reasons = refusals(rules, member, place, scope)
         if not reasons:
             skipped = tuple((other, "; ".join(why)) for other, why in candidates)
             _log_skipped(skipped)

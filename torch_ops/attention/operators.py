@@ -15,6 +15,7 @@ from torch_ops import calls, checks, dynamo, policy, runtime
 from torch_ops.attention import group, metadata
 from torch_ops.attention.choice import LayerRules
 from torch_ops.attention.metadata import AttentionMetadata, Tables
+from torch_ops.backend import Backend
 from torch_ops.declarations import _attention, _paged, _ragged
 from torch_ops.errors import TorchOpsError
 
@@ -66,9 +67,13 @@ def _traced() -> None:
             "Call torch.ops.torch_ops.attention in code that is exported"
         )
     dynamo.tag_caches(runtime.fingerprint)
-    runtime.depend(
-        "attention layers", lambda: policy.choose("attention", policy.current_scope()).backend
-    )
+    runtime.depend("attention layers", _chosen)
+
+
+def _chosen() -> tuple[Backend | None, frozenset[str]]:
+    """What a policy says of layers: the backend, and what kernels have to promise."""
+    scope = policy.current_scope()
+    return policy.choose("attention", scope).backend, frozenset(policy.required(scope))
 
 
 def _check_planned(q: Tensor, k: Tensor, v: Tensor, tables: Tables) -> None:

@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torch_ops import once
+from torch_ops import once, policy
 from torch_ops.attention.backend import AttentionBackend, provider_of
 from torch_ops.attention.metadata import AttentionMetadata, Kind, Tables
 from torch_ops.backend import Backend
 from torch_ops.once import KernelLoadError
 from torch_ops.platform import Platform
-from torch_ops.selector import place_reasons
+from torch_ops.selector import policy_reasons
 
 __all__ = ["AttentionSpec", "Place", "PreparedAttention", "prepare", "reasons_against"]
 
@@ -105,14 +105,20 @@ class PreparedAttention:
         return None
 
 
-def reasons_against(member: AttentionBackend, spec: AttentionSpec, place: Place) -> tuple[str, ...]:
+def reasons_against(
+    member: AttentionBackend,
+    spec: AttentionSpec,
+    place: Place,
+    scope: policy.Scope | None = None,
+) -> tuple[str, ...]:
     """Give every reason why a family can't serve a layer's calls; empty if it can."""
     package = provider_of(member)
     if package is None:
         return (f"no installed backend serves {member.value!r}",)
     package.refuse_conflict()
     platform = Platform.detect(place.device)
-    reasons = place_reasons("attention", Backend(package.name), package.requires, platform)
+    backend = Backend(package.name)
+    reasons = policy_reasons("attention", backend, package.requires, platform, package, scope)
     if package.refusal:
         reasons.append(package.refusal)
     failed = once.failure(_key(member, spec, place))
@@ -171,7 +177,7 @@ def _supports(
     if supports is None and place.kind != "dense":
         return f"{place.kind} calls ({member.value} serves dense ones)"
     reason = _call(supports, spec, place, member) if supports is not None else None
-    if reason is None or isinstance(reason, str):
+    if reason is None or (isinstance(reason, str) and reason):
         return reason
     raise TypeError(f"{name}() must return None or a reason, received {reason!r}")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ import torch
 __all__ = ["Sample", "UsageError", "parse_device", "parse_dtype", "parse_shape"]
 
 _EMPTY = inspect.Parameter.empty
+_DIGITS = 18  # of a size; PyTorch's sizes have 64 bits
 
 
 class UsageError(Exception):
@@ -43,6 +45,8 @@ def parse_shape(text: str) -> tuple[int, ...]:
         raise UsageError(
             f"--shape {text!r} is not a shape (accepted: sizes joined by 'x' or ',', as in 4x4096)"
         )
+    if any(len(size) > _DIGITS for size in sizes):
+        raise UsageError(f"--shape {text!r} has a size past any memory (accepted: up to 10^18)")
     return tuple(int(size) for size in sizes)
 
 
@@ -80,14 +84,14 @@ class Sample:
         """Make the arguments; tensors are uninitialized, those without a shape keep their default.
 
         Raises:
-            UsageError: shapes, dtypes or values don't fit the signature.
+            UsageError: shapes, dtypes or values don't fit the signature, or a tensor the memory.
         """
         tensors = [name for name, p in signature.parameters.items() if is_tensor(p)]
         self._check(op, signature, tensors)
         built = dict(self.values)
         for number, (name, shape) in enumerate(zip(tensors, self.shapes, strict=False)):
             dtype = self.dtypes[number if len(self.dtypes) > 1 else 0]
-            built[name] = torch.empty(shape, dtype=dtype, device=self.device)
+            built[name] = self._empty(name, shape, dtype)
         missing = [
             name
             for name, p in signature.parameters.items()
@@ -96,6 +100,18 @@ class Sample:
         if missing:
             raise UsageError(_missing(op, signature, missing, len(self.shapes)))
         return built
+
+    def _empty(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Predicates read strides and addresses, so a tensor without memory wouldn't do."""
+        try:
+            return torch.empty(shape, dtype=dtype, device=self.device)
+        except RuntimeError as error:  # too many bytes, or more than fit into 64 bits
+            size = math.prod(shape) * dtype.itemsize
+            raise UsageError(
+                f"--shape {'x'.join(map(str, shape))} of {name!r} takes {size / 2**30:.3g} GiB, "
+                f"which can't be had on {self.device} (accepted: shapes that fit into its memory): "
+                f"{str(error).partition(chr(10))[0]}"
+            ) from None
 
     def _check(self, op: str, signature: inspect.Signature, tensors: Sequence[str]) -> None:
         listed = ", ".join(tensors)

@@ -27,7 +27,8 @@ def merge_state(v_a: Tensor, s_a: Tensor, v_b: Tensor, s_b: Tensor) -> tuple[Ten
 
     Returns:
         ``(v, s)``: ``[T, H, D]`` of dtype of ``v_a`` and ``[T, H]`` float32, contiguous; zeros and
-        -inf where both parts are empty. Computed in float32 (float64 for float64 values).
+        -inf where both parts are empty. Computed in float32 (float64 for float64 values). Every
+        value lies between those of its parts, so that finite ones give finite ones.
 
     Raises:
         TypeError: a dtype isn't accepted.
@@ -42,10 +43,18 @@ def merge_state(v_a: Tensor, s_a: Tensor, v_b: Tensor, s_b: Tensor) -> tuple[Ten
     shift = top.masked_fill(top == _EMPTY, 0.0)
     weight_a, weight_b = torch.exp(a - shift), torch.exp(b - shift)
     total = weight_a + weight_b
-    part_a = upcast(v_a).masked_fill((weight_a == 0).unsqueeze(-1), 0.0) * weight_a.unsqueeze(-1)
-    part_b = upcast(v_b).masked_fill((weight_b == 0).unsqueeze(-1), 0.0) * weight_b.unsqueeze(-1)
-    divisor = total.masked_fill(total == 0, 1.0).unsqueeze(-1)
-    return ((part_a + part_b) / divisor).to(v_a.dtype), (shift + torch.log(total)).float()
+    divisor = total.masked_fill(total == 0, 1.0)
+    wide_a, wide_b = upcast(v_a), upcast(v_b)
+    part_a = (wide_a * (weight_a / divisor).unsqueeze(-1)).masked_fill(_none(weight_a), 0.0)
+    part_b = (wide_b * (weight_b / divisor).unsqueeze(-1)).masked_fill(_none(weight_b), 0.0)
+    merged = part_a + part_b
+    low, high = torch.minimum(wide_a, wide_b), torch.maximum(wide_a, wide_b)
+    merged = torch.where(merged < low, low, torch.where(merged > high, high, merged))
+    return merged.masked_fill(_none(total), 0.0).to(v_a.dtype), (shift + torch.log(total)).float()
+
+
+def _none(weight: Tensor) -> Tensor:
+    return (weight == 0).unsqueeze(-1)
 
 
 @merge_state.check

@@ -20,23 +20,30 @@ def _bytes(tensor: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The bytes behind every tensor argument before a call."""
+    """The bytes behind every tensor argument before a call, and how it looked at them."""
 
     stored: Mapping[str, Tensor]
+    looks: Mapping[str, tuple[object, ...]]
 
     @classmethod
     def take(cls, args: Arguments) -> Snapshot:
         """Copies the storage of every tensor argument."""
-        return cls({n: _bytes(v).clone() for n, v in args.items() if isinstance(v, Tensor)})
+        tensors = {n: v for n, v in args.items() if isinstance(v, Tensor)}
+        stored = {n: _bytes(v).clone() for n, v in tensors.items()}
+        return cls(stored, {n: _look(v) for n, v in tensors.items()})
 
     def check(self, args: Arguments, mutates: Sequence[str]) -> None:
         """Checks that nothing changed but the elements of the mutated arguments.
 
         Raises:
-            ViolationError: Another argument changed, or bytes between elements of a mutated one.
+            ViolationError: Another argument changed, bytes between elements of a mutated one, or
+                what any of them is: shape, strides, offset, dtype, requires_grad.
         """
         for name, before in self.stored.items():
             now = args[name]
+            if _look(now) != self.looks[name]:
+                detail = f"{name}: an input is {_look(now)} now, was {self.looks[name]}"
+                raise ViolationError("contract", f"{detail} (shape, strides, offset, dtype, grad)")
             expected = before
             if name in mutates:
                 expected = before.clone()
@@ -50,12 +57,19 @@ class Snapshot:
                 raise ViolationError("contract", f"{name}: {what} changed ({count} bytes)")
 
 
+def _look(tensor: Tensor) -> tuple[object, ...]:
+    return (
+        tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), tensor.dtype,
+        tensor.requires_grad,
+    )  # fmt: skip
+
+
 def _storage(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
 def check_metadata(outputs: Sequence[Tensor], expected: Sequence[Output], args: Arguments) -> None:
-    """Checks count, shape, dtype, device and contiguity of the outputs.
+    """Checks count, shape, dtype and device of the outputs, and that none requires grad.
 
     Raises:
         ViolationError: One differs from what the oracle says.
@@ -68,6 +82,8 @@ def check_metadata(outputs: Sequence[Tensor], expected: Sequence[Output], args: 
         needed = (tuple(want.value.shape), want.dtype, device)
         if seen != needed:
             raise ViolationError("contract", f"{want.name}: received {seen}, expected {needed}")
+        if got.requires_grad:
+            raise ViolationError("contract", f"{want.name}: requires grad, and none of the inputs")
 
 
 def check_fresh(outputs: Sequence[Tensor], args: Arguments, earlier: Sequence[Tensor]) -> None:

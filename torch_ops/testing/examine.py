@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -10,6 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from torch_ops.contracts import PROMISES
 from torch_ops.testing.arguments import build, contiguous
 from torch_ops.testing.canaries import Guards, probe
 from torch_ops.testing.classes import ClassLimit
@@ -20,6 +22,7 @@ from torch_ops.testing.proof import Arguments, Law, Output, Proof, Trial
 from torch_ops.testing.registered import check_compiled, check_traced, opcheck
 from torch_ops.testing.spec import Spec
 from torch_ops.testing.subject import Subject, call, first_line
+from torch_ops.testing.surroundings import left_alone
 
 CPU = torch.device("cpu")
 REMEMBERED = 100
@@ -200,13 +203,13 @@ class Examiner:
         before = Snapshot.take(args)
         sizes = [e.value.numel() * e.dtype.itemsize for e in expected]
         guards = Guards.place(sizes, self.device)
-        outputs = call(self.subject, self.proof, args)
+        outputs = self._call(args)
         if not self._wants("contract"):
             return outputs
         check_metadata(outputs, expected, args)
         if not self.proof.mutates:
             check_fresh(outputs, args, ())
-            again = call(self.subject, self.proof, args)
+            again = self._call(args)
             check_fresh(again, args, outputs)
         before.check(args, self.proof.mutates)
         guards.check()
@@ -219,7 +222,12 @@ class Examiner:
         reason = self.subject.refuses(tuple(args.values()))
         if reason is not None or not self.admits(args):
             raise _RefusedError(reason)
-        return call(self.subject, self.proof, args)
+        return self._call(args)
+
+    def _call(self, args: Arguments) -> tuple[Tensor, ...]:
+        watched = left_alone(self.device) if self._wants("contract") else contextlib.nullcontext()
+        with watched:
+            return call(self.subject, self.proof, args)
 
     def _refuses(self, args: Arguments) -> str | None:
         return self.subject.refuses(tuple(args.values()))
@@ -256,6 +264,11 @@ class Examiner:
     def laws(self) -> list[Law]:
         """The laws that bind kernels under the contract."""
         return [law for law in (*GENERIC, *self.proof.laws) if law.binds(self.contract)]
+
+    def unproven(self) -> list[str]:
+        """What the contract promises, and no law is about."""
+        about = {law.declared for law in self.laws()}
+        return [name for name in PROMISES if getattr(self.contract, name) and name not in about]
 
     @staticmethod
     def _holds(law: Law, trial: Trial) -> bool:

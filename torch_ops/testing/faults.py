@@ -120,9 +120,20 @@ def _alternates(kernel: Kernel) -> Kernel:
     calls = itertools.count()
 
     def change(value: Tensor) -> Tensor:
-        return value * (1 + 2 * torch.finfo(value.dtype).eps) if next(calls) % 2 else value
+        return last_bits(value) if next(calls) % 2 else value
 
     return on_result(kernel, change)
+
+
+def _then(kernel: Kernel, change: Callable[[], object]) -> Kernel:
+    """The kernel, which leaves PyTorch in another state."""
+
+    def call(*args: Any) -> Any:
+        result = kernel(*args)
+        change()
+        return result
+
+    return call
 
 
 def _raises_for_empty(kernel: Kernel) -> Kernel:
@@ -151,7 +162,12 @@ def _value_mutants(kernel: Kernel) -> tuple[Mutant, ...]:
         Mutant("alternating_result", ("rerun",), _alternates(kernel)),
         Mutant("drifting_result", ("rerun",), _drifts(kernel)),
         Mutant("random_rounding", ("rerun",), _random_rounding(kernel)),
-    )
+        Mutant("reseeds", ("contract",), _then(kernel, lambda: torch.manual_seed(1))),
+        Mutant("grad_mode_flipped", ("contract",),
+               _then(kernel, lambda: torch._C._set_grad_enabled(not torch.is_grad_enabled()))),
+        Mutant("one_thread_more", ("contract",),
+               _then(kernel, lambda: torch.set_num_threads(torch.get_num_threads() + 1))),
+    )  # fmt: skip
 
 
 def mutating_mutants(kernel: Kernel, places: Sequence[int]) -> tuple[Mutant, ...]:
@@ -176,6 +192,9 @@ def mutating_mutants(kernel: Kernel, places: Sequence[int]) -> tuple[Mutant, ...
         if args[other].numel():
             args[other][(0,) * args[other].dim()] = 7
 
+    def requires_grad(*args: Any) -> None:
+        args[places[0]].requires_grad_()
+
     def writes_gap(*args: Any) -> None:
         _fill_gaps(args[places[0]])
 
@@ -191,6 +210,8 @@ def mutating_mutants(kernel: Kernel, places: Sequence[int]) -> tuple[Mutant, ...
     return (
         *_value_mutants(kernel),
         Mutant("writes_input", ("contract",), also(writes_other), in_place=True),
+        Mutant("argument_requires_grad", ("contract",),
+               also(requires_grad), in_place=True),
         Mutant("writes_gap", ("contract",), also(writes_gap), in_place=True),
         Mutant("returns_result", ("contract",), write, in_place=True),
         Mutant("raises_for_empty", ("zero",), also(raises_if_empty), in_place=True),
@@ -217,6 +238,8 @@ def generic_mutants(kernel: Kernel) -> tuple[Mutant, ...]:
         Mutant("writes_input", ("contract",), _writes_input(kernel)),
         Mutant("returns_input", ("contract",), _returns_input(kernel)),
         Mutant("strided_output", ("contract",), on_result(kernel, _strided)),
+        Mutant("output_requires_grad", ("contract",),
+               on_result(kernel, lambda t: t.detach().requires_grad_())),
         Mutant("extra_axis", ("contract",), on_result(kernel, lambda t: t.unsqueeze(0))),
         Mutant("wrong_dtype", ("contract",),
                on_result(kernel, lambda t: t.to(other.get(t.dtype, torch.float32)))),
@@ -225,6 +248,11 @@ def generic_mutants(kernel: Kernel) -> tuple[Mutant, ...]:
         Mutant("flat_for_empty", ("zero",),
                on_result(kernel, lambda t: t if t.numel() else t.new_empty(0))),
     )  # fmt: skip
+
+
+def last_bits(value: Tensor) -> Tensor:
+    """Moves every element by two units in the last place."""
+    return value * (1 + 2 * torch.finfo(value.dtype).eps)
 
 
 def _one_row(value: Tensor) -> Tensor:
@@ -240,6 +268,6 @@ def _drifts(kernel: Kernel) -> Kernel:
 def _random_rounding(kernel: Kernel) -> Kernel:
     def change(value: Tensor) -> Tensor:
         up = torch.rand(value.shape) < 0.5
-        return torch.where(up, value * (1 + 2 * torch.finfo(value.dtype).eps), value)
+        return torch.where(up, last_bits(value), value)
 
     return on_result(kernel, change)

@@ -74,7 +74,7 @@ class Isolated:
     def __init__(self, inner: Examiner, process: Process) -> None:
         self.inner, self.process = inner, process
         self.laws: Callable[[], list[Law]] = inner.laws
-        self.why_silent = inner.why_silent
+        self.unproven, self.why_silent = inner.unproven, inner.why_silent
         self.device = inner.device
         self.deaths = 0
         self._last: ViolationError | None = None

@@ -17,6 +17,11 @@ def flip_rows(value: Tensor) -> Tensor:
     return value.flip(0).contiguous()
 
 
+def _have_rows(trial: Trial, names: Sequence[str]) -> bool:
+    """Whether the first axis is one of rows: an argument of one axis alone is a row itself."""
+    return all(trial.args[n].dim() for n in names) and any(trial.args[n].dim() > 1 for n in names)
+
+
 def permuted_rows(
     names: Sequence[str],
     statement: str,
@@ -29,8 +34,7 @@ def permuted_rows(
     """
 
     def pairs(trial: Trial) -> Sequence[Pair] | None:
-        lengths = {trial.args[n].shape[0] for n in names if trial.args[n].dim() > 1}
-        if any(trial.args[n].dim() < 1 for n in names) or not lengths or lengths == {1}:
+        if not _have_rows(trial, names) or trial.args[names[0]].shape[0] == 1:
             return None
         flipped = {n: flip_rows(trial.args[n]) for n in names}
         bounds: list[Tensor | None] = [None] * len(trial.outputs)
@@ -68,6 +72,8 @@ def alone(names: Sequence[str]) -> Law:
     """A row of a batch gives the same bits without the others, by the same kernel."""
 
     def pairs(trial: Trial) -> Sequence[Pair] | None:
+        if not _have_rows(trial, names):
+            return None
         _uncounted(trial, names)
         if trial.args[names[0]].shape[0] < 2:
             return None

@@ -11,6 +11,7 @@ import torch
 
 import torch_ops
 from torch_ops.platform import platform_of
+from torch_ops.promises import package_of, promised
 from torch_ops.registry import registry
 from torch_ops.selector import judge
 from torch_ops.testing import traced
@@ -36,10 +37,12 @@ def registered(op: str, backend: str) -> Subject:
         if platform is None:
             msg = f"op {op!r}: no tensor among the arguments: there is no platform to judge"
             raise ValueError(msg)
-        candidate = judge(spec, platform, args)
+        candidate = judge(spec, platform, args, strict=True)
         return None if candidate.usable else "; ".join(candidate.reasons)
 
-    return Subject(name, function, refuses, _untestable(op, spec.target), registered=True)
+    kept = promised(op, package_of(spec))
+    untestable = _untestable(op, spec.target)
+    return Subject(name, function, refuses, untestable, registered=True, promises=kept)
 
 
 def _untestable(op: str, target: str) -> Callable[[torch.dtype], str | None]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from torch_ops.contracts import PROMISES
 from torch_ops.testing.compare import DeviceLostError, ViolationError
 from torch_ops.testing.proof import Arguments, Proof
 
@@ -24,6 +25,7 @@ class Subject:
         refuses: None, or why the kernel can't serve these arguments. Asked before the call.
         untestable: None, or why results for a dtype say nothing on this machine.
         registered: Whether `name` is a backend of the op, so that opcheck can reach it.
+        promises: What the kernel says of `torch_ops.contracts.PROMISES`, over the op's contract.
     """
 
     name: str
@@ -31,6 +33,11 @@ class Subject:
     refuses: Callable[[Sequence[Any]], str | None]
     untestable: Callable[[torch.dtype], str | None]
     registered: bool
+    promises: Mapping[str, bool] = field(default_factory=dict)
+
+    def under(self, contract: Any) -> Any:
+        """The contract that the kernel has to keep."""
+        return replace(contract, **self.promises)
 
 
 def _never(_: object) -> None:
@@ -38,15 +45,25 @@ def _never(_: object) -> None:
 
 
 def subject_of(function: Callable[..., Any], name: str | None = None) -> Subject:
-    """Makes a subject of a plain callable; its optional attribute `supports` is asked first."""
+    """Makes a subject of a plain callable.
+
+    Its optional attribute `supports` is asked first, `deterministic` and `batch_invariant` (bools)
+    are what it promises.
+    """
     supports = getattr(function, "supports", None)
     refuses = _never if supports is None else lambda args: _reason(supports(*args))
     label = name or str(getattr(function, "__name__", type(function).__name__))
-    return Subject(label, function, refuses, _never, registered=False)
+    stated = {promise: getattr(function, promise, None) for promise in PROMISES}
+    promises = {promise: value for promise, value in stated.items() if value is not None}
+    for promise, value in promises.items():
+        if not isinstance(value, bool):
+            msg = f"{label}.{promise}: received {value!r}, accepted a bool"
+            raise TypeError(msg)
+    return Subject(label, function, refuses, _never, registered=False, promises=promises)
 
 
 def _reason(answer: object) -> str | None:
-    if answer is None or isinstance(answer, str):
+    if answer is None or (isinstance(answer, str) and answer):
         return answer
     msg = f"supports: received {answer!r}, accepted None or a reason (str)"
     raise TypeError(msg)

@@ -101,18 +101,19 @@ def verify(
         UnknownOpError: The op isn't declared.
         LookupError: The op has no proof.
         UnknownBackendError: The op has no such backend.
+        TypeError: `backend` or `dtypes` is something else.
         ValueError: No such profile or dtype, or another process can't find the kernel.
     """
     chosen, proof = profile_of(profile), proof_of(op)
     subject, place = _subject(op, backend), torch.device(device)
-    wanted = _dtypes(op, dtypes)
+    contract, wanted = subject.under(catalogue()[op].contract), _dtypes(op, dtypes)
     started = time.monotonic()
     isolated = place.type == "cuda" if isolate is None else isolate
     process = Process(assignment(op, backend, place), patience or Patience()) if isolated else None
 
     def run(dtype: str) -> _Run:
         limit = None if max_classes is None else ClassLimit(max_classes)
-        examiner = Examiner(subject, proof, catalogue()[op].contract, place, limit=limit)
+        examiner = Examiner(subject, proof, contract, place, limit=limit)
         examine = Isolated(examiner, process) if process else examiner
         return _Run(subject, proof, dtype, examine, chosen, progress)
 
@@ -144,7 +145,7 @@ def replay(spec: str, backend: str | Backend | Callable[..., Any], device: str =
     """
     example = Spec.from_json(spec)
     subject, proof = _subject(example.op, backend), proof_of(example.op)
-    contract = catalogue()[example.op].contract
+    contract = subject.under(catalogue()[example.op].contract)
     tally = Tally()
     seen = Examiner(subject, proof, contract, torch.device(device))(example, tally)
     if seen is None:
@@ -156,6 +157,12 @@ def replay(spec: str, backend: str | Backend | Callable[..., Any], device: str =
 def _subject(op: str, backend: str | Backend | Callable[..., Any]) -> Subject:
     if op not in catalogue():
         torch_ops.select_kernel(op)  # raises the error of an unknown op
+    if not isinstance(backend, str | Backend) and not callable(backend):
+        msg = (
+            f"verify: backend: received {backend!r}, accepted the name of a registered backend, or "
+            "a callable with the op's signature"
+        )
+        raise TypeError(msg)
     if isinstance(backend, Backend):
         return registered(op, backend.value)
     return registered(op, backend) if isinstance(backend, str) else subject_of(backend)
@@ -163,6 +170,9 @@ def _subject(op: str, backend: str | Backend | Callable[..., Any]) -> Subject:
 
 def _dtypes(op: str, wanted: Sequence[str] | None) -> list[str]:
     declared = [d for d in FLOATS if getattr(torch, d) in catalogue()[op].dtypes]
+    if isinstance(wanted, str) or not all(isinstance(dtype, str) for dtype in wanted or ()):
+        msg = f"verify: dtypes: received {wanted!r}, accepted a sequence of names, as {declared}"
+        raise TypeError(msg)
     unknown = set(wanted or ()) - set(declared)
     if unknown:
         msg = f"verify: dtypes: received {sorted(unknown)}, accepted {declared} for op {op!r}"
@@ -242,6 +252,9 @@ class _Run:
         elif counted < least:
             verdict, reason = TOO_FEW, f"{counted} examples ran, at least {least} are needed"
             reason += f"; refused: {refused}" if refused else ""
+        elif self.examine.unproven():
+            promised = ", ".join(self.examine.unproven())
+            verdict, reason = TOO_FEW, f"promised, and no law is about it: {promised}"
         elif silent:
             verdict, reason = TOO_FEW, f"never checked: {', '.join(law.name for law in silent)}"
         return self._cell(verdict, reason, laws)

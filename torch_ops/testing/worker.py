@@ -115,7 +115,6 @@ class _Desk:
     def __init__(self, assignment: Assignment, channel: Channel) -> None:
         self.assignment, self.channel = assignment, channel
         self.proof = proof_of(assignment.op)
-        self.contract = catalogue()[assignment.op].contract
         self.device = torch.device(assignment.device)
         self.kinds: set[str] = set()
         self.request: Message = {}
@@ -132,6 +131,7 @@ class _Desk:
     def _hello(self) -> Message:
         """Does what takes long in a new process: loads the kernel, starts the device."""
         self.subject = self._watched(self.assignment.subject())
+        self.contract = self.subject.under(catalogue()[self.assignment.op].contract)
         cuda = self.device.type == "cuda"
         name = torch.cuda.get_device_name(self.device) if cuda else ""
         try:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from torch_ops.testing.arithmetic import compute_dtype
+from torch_ops.testing.batch_faults import batch_mutants
 from torch_ops.testing.faults import floored, generic_mutants, raised
 from torch_ops.testing.proof import Mutant
 from torch_ops.testing.proofs._attention import visible
@@ -248,6 +249,7 @@ def mutants(convert: Callable[..., Any]) -> tuple[Mutant, ...]:
         mutant("query_head_0", "heads bound", q=_query_head_0),
         mutant("head_before", "bound", q=_previous(1)),
         *generic_mutants(convert(attention())),
+        *batch_mutants(convert(attention()), (0, 1, 2)),
     )
 
 

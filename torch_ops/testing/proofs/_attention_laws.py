@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from torch_ops.testing.laws import in_range, safe_exponents, scaled_pair
+from torch_ops.testing.laws import alone, in_range, safe_exponents, scaled_pair
 from torch_ops.testing.proof import Law, Output, Pair, Trial
 from torch_ops.testing.proofs._attention import attend, visible
 
@@ -211,6 +211,7 @@ LAWS = (
     Law("masked_weight", "with V = 1, masked weights are exactly 0", _masked_weight),
     Law("constant_values", "f(q, k, c) == c", _constant_values),
     Law("sequences", "sequences of a batch don't know each other", _swapped_batch),
+    alone(("q", "k", "v")),
     Law("heads", "heads don't know each other", _swapped_heads),
     Law("repeated_heads", "grouped queries are queries with repeated key heads", _repeated_heads),
 )

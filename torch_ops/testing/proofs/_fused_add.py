@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from torch_ops.testing.arithmetic import compute_dtype, contract_field, rounding
+from torch_ops.testing.batch_faults import batch_mutants
 from torch_ops.testing.faults import (
     floored,
     generic_mutants,
@@ -20,7 +21,7 @@ from torch_ops.testing.faults import (
     raised,
     truncated,
 )
-from torch_ops.testing.laws import flip_rows, negated, permuted_rows, rounding_bias
+from torch_ops.testing.laws import alone, flip_rows, negated, permuted_rows, rounding_bias
 from torch_ops.testing.proof import Arguments, Law, Mutant, Output, Pair, Proof, Trial
 from torch_ops.testing.proofs import _norm_faults as fault
 from torch_ops.testing.proofs import _norms
@@ -83,6 +84,7 @@ LAWS = (
     permuted_rows(
         ("x", "residual"), "rows don't know each other: f(P x, P r) == P f(x, r)", oracle
     ),
+    alone(("x", "residual")),
     zero_rows(("x", "residual")),
     rounding_bias(),
 )
@@ -154,6 +156,6 @@ def fused_add_proof(op: str, mutates: tuple[str, ...]) -> Proof:
         named=_norms.named(op, ROWS, vectors, mutates),
         oracle=oracle,
         laws=LAWS,
-        mutants=(*MUTANTS, *generic),
+        mutants=(*MUTANTS, *generic, *batch_mutants(fused_add(), (0, 1))),
         mutates=mutates,
     )

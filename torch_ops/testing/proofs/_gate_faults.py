@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from torch_ops.testing.arithmetic import compute_dtype
+from torch_ops.testing.batch_faults import batch_mutants
 from torch_ops.testing.faults import floored, generic_mutants, raised, truncated
 from torch_ops.testing.proof import Mutant
 
@@ -97,4 +98,5 @@ def mutants(act: Activation, others: Mapping[str, Activation]) -> tuple[Mutant, 
         Mutant("row_before", ("row_permutation", "bound"), gate(lambda g: act(_row_before(g)))),
         Mutant("last_row_lost", ("row_permutation", "bound"), gate(act, _tail_rows)),
         *generic_mutants(plain),
+        *batch_mutants(plain, (0,)),
     )  # fmt: skip

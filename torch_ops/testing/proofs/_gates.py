@@ -16,7 +16,7 @@ from torch_ops.testing import draw as pieces
 from torch_ops.testing._hypothesis import DrawFn, SearchStrategy
 from torch_ops.testing._hypothesis import strategies as st
 from torch_ops.testing.arithmetic import compute_dtype, contract_field, rounding
-from torch_ops.testing.laws import permuted_rows, rounding_bias, scaled_pair
+from torch_ops.testing.laws import alone, permuted_rows, rounding_bias, scaled_pair
 from torch_ops.testing.layouts import LAYOUTS
 from torch_ops.testing.proof import Arguments, Law, Output, Pair, Proof, Shapes, Trial
 from torch_ops.testing.proofs._gate_faults import Activation, mutants, split
@@ -240,6 +240,7 @@ LAWS = (
     Law("open_gate", "f(g, v) == RN(g v) for g >= 64", _open_gate),
     rounding_bias(),
     permuted_rows(("x",), "rows don't know each other: f(P x) == P f(x)"),
+    alone(("x",)),
 )
 
 

@@ -10,8 +10,29 @@ import torch
 from torch import Tensor
 
 from torch_ops.testing.arithmetic import compute_dtype
+from torch_ops.testing.batch_faults import batch_mutants
 from torch_ops.testing.faults import floored, generic_mutants, raised, truncated
 from torch_ops.testing.proof import Mutant
+
+
+def _unlimited(a: Tensor, b: Tensor, share_a: Tensor, share_b: Tensor) -> Tensor:
+    return a * share_a + b * share_b
+
+
+def _combined(a: Tensor, b: Tensor, share_a: Tensor, share_b: Tensor) -> Tensor:
+    """The sum of the parts, of which only overflow is cut off: faults remain to be seen."""
+    value, largest = _unlimited(a, b, share_a, share_b), torch.finfo(a.dtype).max
+    return torch.where(a.isfinite() & b.isfinite(), value.clamp(-largest, largest), value)
+
+
+def _summed_first(a: Tensor, b: Tensor, share_a: Tensor, share_b: Tensor) -> Tensor:
+    larger = torch.maximum(share_a, share_b)
+    divisor = torch.where(larger > 0, larger, 1.0)
+    return (a * (share_a / divisor) + b * (share_b / divisor)) * larger
+
+
+def _by_difference(a: Tensor, b: Tensor, share_a: Tensor, share_b: Tensor) -> Tensor:
+    return torch.where(share_a > 0, a * (share_a + share_b) + (b - a) * share_b, b * share_b)
 
 
 def merge(
@@ -25,6 +46,7 @@ def merge(
     s: Callable[[Tensor], Tensor] = lambda s: s,
     weight_b: Callable[[Tensor], Tensor] = lambda w: w,
     top: Callable[[Tensor, Tensor], Tensor] = torch.maximum,
+    combine: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] = _combined,
 ) -> Callable[..., tuple[Tensor, Tensor]]:
     """Returns a merge made of these pieces."""
 
@@ -36,12 +58,13 @@ def merge(
         w_a, w_b = exp(a - high), weight_b(exp(b - high))
         total = w_a + w_b
         parts = [
-            (x.contiguous().to(work) if reads_empty else x.contiguous().to(work).masked_fill(
-                (w == 0).unsqueeze(-1), 0.0)) * w.unsqueeze(-1)
+            x.contiguous().to(work) if reads_empty else x.contiguous().to(work).masked_fill(
+                (w == 0).unsqueeze(-1), 0.0)
             for x, w in ((v_a, w_a), (v_b, w_b))
         ]  # fmt: skip
         empty = total == 0
-        value = (parts[0] + parts[1]) / divide(total).masked_fill(empty, 1.0).unsqueeze(-1)
+        divisor = divide(total).masked_fill(empty, 1.0)
+        value = combine(*parts, *((w / divisor).unsqueeze(-1) for w in (w_a, w_b)))
         value = torch.where(empty.unsqueeze(-1), value + empty_value, value)
         lse = (high + log(total)).masked_fill(empty, empty_lse)
         return finish(value, v_a.dtype), lse.float()
@@ -93,10 +116,14 @@ MUTANTS = (
     Mutant("constant_added", ("scale", "bound"), merge(finish=lambda y, d: (y + 0.125).to(d))),
     Mutant("values_on_grid", ("scale", "bound"),
            merge(finish=lambda y, d: ((y * 4).round() / 4).to(d))),
+    Mutant("summed_before_dividing", ("finite",), merge(combine=_summed_first)),
+    Mutant("shares_over_one", ("finite",), merge(combine=_unlimited)),
+    Mutant("difference_of_parts", ("finite",), merge(combine=_by_difference)),
     Mutant("rounded_down", ("rounding_bias", "bound",), merge(finish=floored)),
     Mutant("rounded_up", ("rounding_bias", "bound",), merge(finish=raised)),
     Mutant("lse_of_row_before", ("row_permutation", "bound"), _rows_before(merge(), 1)),
     Mutant("values_of_row_before", ("row_permutation", "bound"), _rows_before(merge(), 2)),
     Mutant("lse_of_row_0", ("row_permutation", "bound"), _first_row),
     *generic_mutants(merge()),
+    *batch_mutants(merge(), (0, 1, 2, 3)),
 )  # fmt: skip

@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
+from torch_ops.testing.batch_faults import batch_mutants
 from torch_ops.testing.faults import floored, generic_mutants, raised, truncated
-from torch_ops.testing.laws import negated, permuted_rows, rounding_bias, scaled_pair
+from torch_ops.testing.laws import alone, negated, permuted_rows, rounding_bias, scaled_pair
 from torch_ops.testing.proof import Arguments, Law, Mutant, Output, Pair, Proof, Trial
 from torch_ops.testing.proofs import _norm_faults as fault
 from torch_ops.testing.proofs import _norms
@@ -46,6 +47,7 @@ LAWS = (
     scale_with_eps(("x",), (0,)),
     negated("odd", ("x",), (-1,), "f(-x) == -f(x)"),
     permuted_rows(("x",), "rows don't know each other: f(P x) == P f(x)", oracle),
+    alone(("x",)),
     zero_rows(("x",)),
     rounding_bias(),
     Law("powers_of_gain", "f(x, 2^k - 1) == 2^k f(x, 0)", _powers_of_gain),
@@ -91,6 +93,7 @@ MUTANTS = (
     Mutant("gain_never_zero", ("no_gain", "bound"),
            rms(gain=lambda w, d: (1 + w.to(d)).clamp(min=1e-2))),
     *generic_mutants(_gemma),
+    *batch_mutants(_gemma, (0,)),
 )  # fmt: skip
 
 proof = Proof(

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torch_ops.testing.batch_faults import batch_mutants
 from torch_ops.testing.faults import floored, generic_mutants, raised, truncated
-from torch_ops.testing.laws import homogeneous, negated, permuted_rows, rounding_bias
+from torch_ops.testing.laws import alone, homogeneous, negated, permuted_rows, rounding_bias
 from torch_ops.testing.proof import Arguments, Law, Mutant, Output, Pair, Proof, Trial
 from torch_ops.testing.proofs import _norm_faults as fault
 from torch_ops.testing.proofs import _norms
@@ -62,6 +63,7 @@ LAWS = (
     scale_with_eps(("x",), (0,)),
     negated("odd", ("x", "bias"), (-1,), "f(-x, w, -b) == -f(x, w, b)"),
     permuted_rows(("x",), "rows don't know each other: f(P x) == P f(x)", oracle),
+    alone(("x",)),
     homogeneous("weight_scale", {"weight": 3}, (3,), "f(x, 8 w) == 8 f(x, w) without a bias",
                 applies=_no_bias),
     Law("zero_weight", "f(x, 0, b) == b", _zero_weight),
@@ -116,6 +118,7 @@ MUTANTS = (
            layer(mean=lambda x: x[..., :-1].sum(-1, keepdim=True) / max(x.shape[-1], 1))),
     Mutant("eps_missing", ("constant_row", "bound"), layer(root=fault.without_eps)),
     *generic_mutants(_layer),
+    *batch_mutants(_layer, (0,)),
 )  # fmt: skip
 
 proof = Proof(

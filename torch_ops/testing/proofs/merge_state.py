@@ -13,7 +13,7 @@ from torch_ops.testing import draw as pieces
 from torch_ops.testing._hypothesis import DrawFn
 from torch_ops.testing._hypothesis import strategies as st
 from torch_ops.testing.arithmetic import contract_field, rounding
-from torch_ops.testing.laws import homogeneous, permuted_rows, rounding_bias
+from torch_ops.testing.laws import alone, homogeneous, permuted_rows, rounding_bias
 from torch_ops.testing.layouts import LAYOUTS
 from torch_ops.testing.proof import Arguments, Law, Output, Pair, Proof, Shapes, Trial
 from torch_ops.testing.proofs._merge_faults import MUTANTS
@@ -130,7 +130,9 @@ def oracle(args: Arguments, contract: Any) -> tuple[Output, ...]:
     """Exact merge and its bound.
 
     Weights are exp of a difference d of LSEs: they err by ``(2 + |d|) a``, and products, sums and
-    division add 6 a, all relative to ``sum w |v|``: ``|v| u + sum w |v| (8 + 2 |d|) a + eta``.
+    division add 6 a, all relative to ``sum w |v|``: ``|v| u + sum w |v| (8 + 2 |d|) a + eta``, and
+    each weight and product that underflows half the smallest subnormal number of the arithmetic.
+    The exact value lies between those of the parts; float64 could leave that by rounding.
     A part with an LSE of -inf is empty: its weight is 0 and its values are not read. The new LSE
     errs by ``(4 + |s| + max|s_i|) a`` and its rounding to float32.
     """
@@ -144,10 +146,10 @@ def oracle(args: Arguments, contract: Any) -> tuple[Output, ...]:
     merged = torch.logsumexp(s, 0)
     empty = merged == -math.inf
     weight = torch.exp(s - merged.masked_fill(empty, 0.0)).unsqueeze(-1)
-    value = (weight * v).sum(0)
+    value = (weight * v).sum(0).maximum(v.amin(0)).minimum(v.amax(0))
     apart = (s[0] - s[1]).abs().nan_to_num(0.0, 0.0).unsqueeze(-1)
-    mass = (weight * v.abs()).sum(0)
-    under = unit.tiny * unit.acc * v.abs().nan_to_num(0.0, 0.0).sum(0)
+    mass = (weight * v.abs()).sum(0).minimum(v.abs().amax(0))
+    under = unit.tiny * unit.acc * (2 + v.abs().nan_to_num(0.0, 0.0).sum(0))
     bound = value.abs() * unit.u + mass * (8 + 2 * apart) * unit.acc + under + unit.eta
     size = merged.abs().masked_fill(empty, 0.0)
     part = s.abs().masked_fill(s == -math.inf, 0.0).amax(0)
@@ -213,6 +215,22 @@ def _shifted(trial: Trial) -> Sequence[Pair] | None:
     return [Pair("v, both LSEs raised by 16", got[0], base[0])]
 
 
+def _finite(trial: Trial) -> Sequence[Pair]:
+    """A convex combination of the largest numbers, of one sign or of both, isn't larger."""
+    largest = torch.finfo(trial.args["v_a"].dtype).max
+
+    def signed(name: str) -> Tensor:
+        value = trial.args[name]
+        return torch.full_like(value, largest).copysign(value)
+
+    v_a, v_b = signed("v_a"), signed("v_b")
+    pairs = []
+    for what, a, b in (("parts", v_a, v_b), ("equal parts", v_a, v_a), ("opposites", v_a, -v_a)):
+        (got, _) = trial.run(v_a=a, v_b=b)
+        pairs.append(Pair(f"finite, {what} of the largest number", got.isfinite(), a.isfinite()))
+    return pairs
+
+
 LAWS = (
     Law("swap", "f(a, b) == f(b, a)", _swapped),
     Law("empty_part", "f(a, empty) == a == f(empty, a), whatever the empty part holds",
@@ -220,9 +238,11 @@ LAWS = (
     Law("both_empty", "f(empty, empty) == (0, -inf)", _both_empty),
     Law("with_itself", "f(a, a) == (v, s + ln 2)", _with_itself),
     Law("shift", "f depends on differences of LSEs", _shifted),
+    Law("finite", "finite parts give finite values, the largest too", _finite),
     homogeneous("scale", {"v_a": 3, "v_b": 3}, (3, 0), "f(8 v) == (8 v, s)"),
     rounding_bias(),
     permuted_rows(ARGUMENTS, "tokens don't know each other", oracle),
+    alone(ARGUMENTS),
 )  # fmt: skip
 
 

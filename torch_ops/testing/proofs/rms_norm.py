@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
+from torch_ops.testing.batch_faults import batch_mutants
 from torch_ops.testing.faults import floored, generic_mutants, raised, truncated
-from torch_ops.testing.laws import homogeneous, negated, permuted_rows, rounding_bias
+from torch_ops.testing.laws import alone, homogeneous, negated, permuted_rows, rounding_bias
 from torch_ops.testing.proof import Arguments, Law, Mutant, Output, Pair, Proof, Trial
 from torch_ops.testing.proofs import _norm_faults as fault
 from torch_ops.testing.proofs import _norms
@@ -38,6 +39,7 @@ LAWS = (
     scale_with_eps(("x",), (0,)),
     negated("odd", ("x",), (-1,), "f(-x) == -f(x)"),
     permuted_rows(("x",), "rows don't know each other: f(P x) == P f(x)", oracle),
+    alone(("x",)),
     homogeneous("weight_scale", {"weight": 3}, (3,), "f(x, 8 w) == 8 f(x, w)"),
     zero_rows(("x",)),
     rounding_bias(),
@@ -89,6 +91,7 @@ MUTANTS = (
            lambda x, weight=None, eps=1e-6: rms()(x, None, eps) * (
                1 if weight is None else weight.to(x.dtype))),
     *generic_mutants(rms()),
+    *batch_mutants(rms(), (0,)),
 )  # fmt: skip
 
 proof = Proof(
