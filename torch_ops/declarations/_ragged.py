@@ -42,7 +42,7 @@ def longest(indptr: Tensor, most: int) -> int:
         return most
     if dynamo.watched(indptr):
         return most
-    return min(most, max(lengths(indptr).tolist(), default=0))
+    return min(most, max([0, *lengths(indptr).tolist()]))
 
 
 def rows_of(indptr: Tensor, most: int) -> tuple[Tensor, Tensor]:
