@@ -15,6 +15,8 @@ from torch_ops.registry import registry
 from torch_ops.testing.draw import FLOATS
 from torch_ops.testing.examine import Examiner, Tally
 from torch_ops.testing.proof import proof_of
+from torch_ops.testing.proofs._paged import DECODE, PREFILL
+from torch_ops.testing.proofs._ragged import PACKED, sized, spec_of
 from torch_ops.testing.search import covering_rows
 from torch_ops.testing.spec import Operand, Spec
 from torch_ops.testing.subject import Subject, subject_of
@@ -31,6 +33,9 @@ ROTATED = (
 LENGTHS = ((1, 1), (1, 257), (7, 130), (64, 64), (129, 129), (33, 1000), (9, 4), (130, 7))
 GROUPS = (1, 2, 3, 4, 5, 6, 7, 8, 16)
 WINDOWS = (-1, 0, 1, 64)
+SEQUENCES = (
+    ([1, 1], [40, 17]), ([5, 0, 3], [30, 4, 3]), ([1, 1, 1], [300, 1, 16]), ([70, 9], [90, 130]),
+)  # fmt: skip
 
 
 def specs(op: str, dtype: str) -> Iterator[Spec]:
@@ -128,6 +133,26 @@ def _attentions(op: str, dtype: str) -> Iterator[Spec]:
             yield Spec.of(op, dims, operands, params, seed=count)
 
 
+def _sequences(op: str, dtype: str) -> Iterator[Spec]:
+    form = {"paged_decode": DECODE, "paged_prefill": PREFILL}.get(op, PACKED)
+    for i, (queries, keys) in enumerate(SEQUENCES):
+        sizes = {
+            "kv_heads": (1, 2)[i % 2], "group": GROUPS[i], "head_dim": (64, 128, 256)[i % 3],
+            "page_size": (16, 64)[i % 2], "pad": 0, "spare": 2,
+        }  # fmt: skip
+        dims = {
+            n: size
+            for n, size in sized(queries, keys, **sizes).items()
+            if op != "paged_decode" or not n.startswith("qo")
+        }
+        looks = {name: Operand(dtype) for name in ("q", form.keys, form.values)}
+        yield spec_of(op, form, dims, looks, {"is_causal": bool(i % 2)}, seed=i)
+
+
+def _appends(op: str, dtype: str) -> Iterator[Spec]:
+    yield from proof_of(op).named(dtype).values()
+
+
 def attention(dtype: str = "bfloat16", **dims: int) -> Spec:
     """Give one causal example."""
     operands = {name: Operand(dtype) for name in ("q", "k", "v")}
@@ -149,6 +174,11 @@ _MAKERS: dict[str, Callable[[str, str], Iterator[Spec]]] = {
     "merge_state": _merges,
     "attention": _attentions,
     "attention_with_lse": _attentions,
+    "varlen_attention": _sequences,
+    "varlen_attention_with_lse": _sequences,
+    "paged_prefill": _sequences,
+    "paged_decode": _sequences,
+    "append_paged_kv_": _appends,
 }
 
 

@@ -37,6 +37,7 @@ def cells(*places: str, cpu: tuple[str, ...], mark: pytest.MarkDecorator) -> lis
         made += [
             pytest.param(op, backend, ("cpu",) * len(places), id=f"{op}-{backend}-cpu")
             for backend in cpu
+            if backend in backends_of(op)
         ]
         made += [
             pytest.param(
