@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from . import scenario_attention, scenario_elementwise, scenario_norms
+from . import scenario_attention, scenario_elementwise, scenario_norms, scenario_paged
 from .scenario import SCENARIOS, Scenario
 
-__all__ = ["SCENARIOS", "Scenario", "scenario_attention", "scenario_elementwise", "scenario_norms"]
+__all__ = [
+    "SCENARIOS",
+    "Scenario",
+    "scenario_attention",
+    "scenario_elementwise",
+    "scenario_norms",
+    "scenario_paged",
+]

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from torch_ops.testing import values
-from torch_ops.testing.layouts import INT64_STRIDE, LAYOUTS, fits, place
+from torch_ops.testing.layouts import INT64_STRIDE, LAYOUTS, OF_CACHES, fits, place
 
 SHAPES = ((6,), (4, 6), (1, 6), (3, 4, 6), (2, 3, 4, 6), (1, 1, 2, 6), (0, 6), (4, 0))
 
@@ -25,7 +25,7 @@ def _untouched(value: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", [*LAYOUTS, *OF_CACHES])
 def test_values_stay_and_gaps_are_nan(layout: str, shape: tuple[int, ...]) -> None:
     if not fits(layout, shape):
         with pytest.raises(ValueError, match="has no such layout"):
@@ -52,6 +52,7 @@ def test_strides_are_what_the_names_say() -> None:
     assert place(content, "step2").stride() == (24, 8, 2)
     assert place(content, "qkv_split").stride() == (36, 4, 1)
     assert place(content, "unbind").stride() == (24, 4, 1)
+    assert place(content.view(2, 3, 2, 2), "heads_first").stride() == (12, 2, 6, 1)
     assert place(content, "misalign").storage_offset() == 1
     assert place(content, "slice_offset").storage_offset() == 16
     assert place(content[:1], "int64_stride").stride() == (INT64_STRIDE, 4, 1)

@@ -42,7 +42,8 @@ def longest(indptr: Tensor, most: int) -> int:
         return most
     if dynamo.watched(indptr):
         return most
-    return min(most, max(lengths(indptr).tolist(), default=0))
+    found: list[int] = lengths(indptr).tolist()
+    return min(most, max([0, *found]))
 
 
 def rows_of(indptr: Tensor, most: int) -> tuple[Tensor, Tensor]:

@@ -99,7 +99,8 @@ _PLACE: dict[str, Callable[[Tensor], Tensor]] = {
     "int64_stride": _int64_stride,
 }
 LAYOUTS = tuple(_PLACE)
-_PLACE["heads_first"] = _heads_first  # of caches alone
+_PLACE["heads_first"] = _heads_first
+OF_CACHES = ("heads_first",)
 _MIN_RANK = {
     "heads_first": 3,
     "transposed": 2,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from torch_ops.testing.proof import Arguments, Mutant
 from torch_ops.testing.proofs._ragged import Form, Run
-from torch_ops.testing.proofs._ragged_faults import Kernel, Where, ragged
+from torch_ops.testing.proofs._ragged_faults import Kernel, Where, planter
 
 Slots = Callable[[Tensor, Tensor, Arguments], tuple[Tensor, Tensor]]
 
@@ -94,10 +94,7 @@ def _tokens_without_pages(args: Arguments, runs: list[Run]) -> list[Run]:
 
 def of_pages(form: Form, convert: Callable[[Kernel], Any]) -> list[Mutant]:
     """Faults of page tables."""
-
-    def mutant(name: str, kills: str, **pieces: Any) -> Mutant:
-        return Mutant(name, tuple(kills.split()), convert(ragged(form, **pieces)))
-
+    mutant = planter(form, convert)
     return [
         mutant("page_of_16_bits", "bound moved_pages", where=_slots(_page_of_16_bits)),
         mutant("slot_of_16_bits", "bound moved_pages", where=_slots(_slot_of_16_bits)),

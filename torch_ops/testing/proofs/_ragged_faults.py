@@ -175,6 +175,15 @@ def both(kernel: Kernel) -> Kernel:
     return kernel
 
 
+def planter(form: Form, convert: Callable[[Kernel], Any]) -> Callable[..., Mutant]:
+    """A maker of mutants, from a name, the layers that find it, and the pieces that are wrong."""
+
+    def mutant(name: str, kills: str, **pieces: Any) -> Mutant:
+        return Mutant(name, tuple(kills.split()), convert(ragged(form, **pieces)))
+
+    return mutant
+
+
 def of_dense(form: Form, convert: Callable[[Kernel], Any]) -> list[Mutant]:
     """The faults of dense attention, in each sequence."""
     without = GENERIC | BATCHED | (set() if "qo_indptr" in form.tables else OF_SEVERAL_QUERIES)
@@ -200,10 +209,7 @@ def of_laws(form: Form, convert: Callable[[Kernel], Any]) -> list[Mutant]:
 
 def of_rows(form: Form, convert: Callable[[Kernel], Any]) -> list[Mutant]:
     """Faults of where the queries of sequences are."""
-
-    def mutant(name: str, kills: str, **pieces: Any) -> Mutant:
-        return Mutant(name, tuple(kills.split()), convert(ragged(form, **pieces)))
-
+    mutant = planter(form, convert)
     return [
         mutant("padding_is_the_last_sequence", "bound unread", where=_last_takes_padding),
         mutant("padding_isn_t_written", "bound", padding=torch.nan),
@@ -218,10 +224,7 @@ def of_rows(form: Form, convert: Callable[[Kernel], Any]) -> list[Mutant]:
 
 def of_batches(form: Form, convert: Callable[[Kernel], Any]) -> list[Mutant]:
     """Faults that mix sequences up."""
-
-    def mutant(name: str, kills: str, **pieces: Any) -> Mutant:
-        return Mutant(name, tuple(kills.split()), convert(ragged(form, **pieces)))
-
+    mutant = planter(form, convert)
     return [
         mutant("keys_of_sequence_0", "bound sequences", where=_of_sequence_0),
         mutant("keys_of_the_next", "bound sequences", where=_of_next),
@@ -232,10 +235,7 @@ def of_batches(form: Form, convert: Callable[[Kernel], Any]) -> list[Mutant]:
 
 def of_packed(form: Form, convert: Callable[[Kernel], Any]) -> list[Mutant]:
     """Faults of packed keys and of the lengths that are named."""
-
-    def mutant(name: str, kills: str, **pieces: Any) -> Mutant:
-        return Mutant(name, tuple(kills.split()), convert(ragged(form, **pieces)))
-
+    mutant = planter(form, convert)
     return [
         mutant("keys_off_by_one", "bound unread", where=_keys_moved(1)),
         mutant("one_key_more", "bound unread sequences", where=_one_more_key),
@@ -255,5 +255,5 @@ def of_lse(form: Form) -> list[Mutant]:
 
 
 def generic(form: Form, convert: Callable[[Kernel], Any]) -> Sequence[Mutant]:
-    """Faults that fit every op; those of layouts are about queries, keys and values alone."""
+    """Faults that fit every op."""
     return generic_mutants(convert(ragged(form)))

@@ -1,8 +1,8 @@
 """Proof of paged_prefill."""
 
 from torch_ops.testing.proof import Proof
-from torch_ops.testing.proofs import _ragged as parts
 from torch_ops.testing.proofs import _ragged_faults as faults
+from torch_ops.testing.proofs import _ragged_specs as parts
 from torch_ops.testing.proofs._paged import PREFILL, pages
 from torch_ops.testing.proofs._paged_faults import of_pages
 from torch_ops.testing.proofs._paged_laws import MOVED_PAGES, ONE_PAGE

@@ -1,8 +1,8 @@
 """Proof of varlen_attention."""
 
 from torch_ops.testing.proof import Proof
-from torch_ops.testing.proofs import _ragged as parts
 from torch_ops.testing.proofs import _ragged_faults as faults
+from torch_ops.testing.proofs import _ragged_specs as parts
 from torch_ops.testing.proofs._ragged import PACKED
 from torch_ops.testing.proofs._ragged_laws import LARGER_BOUNDS, LATER_QUERIES, laws
 
