@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_ops.testing.faults import generic_mutants
+from torch_ops.testing.faults import each, generic_mutants, last_bits
 from torch_ops.testing.proof import Arguments, Mutant
 from torch_ops.testing.proofs import _attention_faults as dense
 from torch_ops.testing.proofs._attention import visible
@@ -20,7 +20,10 @@ Kernel = Callable[..., Two]
 Where = Callable[[Arguments, list[Run]], list[Run]]
 GENERIC = {mutant.name for mutant in generic_mutants(lambda *args: args[0])}
 # Faults between the sequences of a dense batch, of which there is one here.
-BATCHED = {"keys_of_sequence_0", "values_of_sequence_0", "queries_of_sequence_0"}
+BATCHED = {
+    "keys_of_sequence_0", "values_of_sequence_0", "queries_of_sequence_0",
+    "fast_path_for_one_row", "fast_path_for_few_rows", "predicate_wants_several_rows",
+}  # fmt: skip
 # One query at the last key sees all keys but those before its window: none, or one at least.
 OF_SEVERAL_QUERIES = {
     "causal_top_left", "causal_one_more", "causal_ignored", "mask_of_lowest", "empty_row_is_mean",
@@ -230,6 +233,36 @@ def of_batches(form: Form, convert: Callable[[Kernel], Any]) -> list[Mutant]:
         mutant("keys_of_the_next", "bound sequences", where=_of_next),
         mutant("empty_sequences_uncounted", "bound sequences", where=_without_empty),
         mutant("keys_in_whole_blocks", "bound", where=_in_blocks(16)),
+        *_of_promises(form, convert),
+    ]
+
+
+def _of_promises(form: Form, convert: Callable[[Kernel], Any]) -> list[Mutant]:
+    """Faults of kernels that promise not to count sequences."""
+    right = convert(ragged(form))
+
+    def count(values: Sequence[Any]) -> int:
+        return len(form.runs(dict(zip(form.arguments, values, strict=True))))
+
+    def few(limit: int) -> Callable[..., Any]:
+        def call(*values: Any) -> Any:
+            result = right(*values)
+            return each(result, last_bits) if count(values) <= limit else result
+
+        return call
+
+    def several(*values: Any) -> Any:
+        return right(*values)
+
+    def supports(*values: Any) -> str | None:
+        return "one sequence" if count(values) == 1 else None
+
+    several.supports = supports  # type: ignore[attr-defined]
+    law = ("batch_invariance",)
+    return [
+        Mutant("fast_path_for_one_sequence", law, few(1)),
+        Mutant("fast_path_for_few_sequences", law, few(2)),
+        Mutant("predicate_wants_several_sequences", law, several),
     ]
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torch_ops.testing.compare import ViolationError
 from torch_ops.testing.laws import in_range, safe_exponents, scaled_pair
 from torch_ops.testing.proof import Arguments, Law, Pair, Trial
 from torch_ops.testing.proofs._attention import visible
@@ -216,6 +217,24 @@ def _sequences(form: Form, trial: Trial) -> Pairs:
     return pairs
 
 
+def _alone(form: Form, trial: Trial) -> Pairs:
+    """The same bits without the other sequences, by the same kernel."""
+    runs = form.runs(trial.args)
+    asked = [b for b, run in enumerate(runs) if run.rows.start < run.rows.stop]
+    if len(runs) < 2 or not asked or trial.refuses(trial.args) is not None:
+        return None
+    pairs: list[Pair] = []
+    for b in (asked[0], asked[-1]):
+        args, rows = reordered(form, trial.args, [b])
+        reason = trial.refuses(args)
+        if reason is not None:
+            detail = f"supports() takes {len(runs)} sequences, and refuses one of them: {reason}"
+            raise ViolationError("batch_invariance", detail)
+        base = [output[rows] for output in trial.outputs]
+        pairs += equal(f"sequence {b} alone", trial.run(**args), base)
+    return pairs
+
+
 def _taking(rows: list[int]) -> Callable[[Tensor], Tensor]:
     return lambda bound: bound[rows]
 
@@ -327,4 +346,10 @@ def laws(form: Form, *others: tuple[str, str, Statement]) -> tuple[Law, ...]:
     def law(name: str, statement: str, pairs: Statement) -> Law:
         return Law(name, statement, lambda trial: pairs(form, trial))
 
-    return tuple(law(*parts) for parts in (*_LAWS, *others))
+    alone = Law(
+        "batch_invariance",
+        "f(args) of a sequence is f of that sequence",
+        lambda trial: _alone(form, trial),
+        declared="batch_invariant",
+    )
+    return (*(law(*parts) for parts in (*_LAWS, *others)), alone)
