@@ -135,7 +135,7 @@ def attend(call: Call, q: Tensor, k: Tensor, v: Tensor, table: Table) -> tuple[T
     chosen = torch.tensor([*itertools.chain(*rows)], device=q.device)
     found, found_lse = _run(call, q[chosen], k, v, table, lengths, counts)
     out[chosen] = found
-    if lse is not None:
+    if lse is not None and found_lse is not None:
         lse[chosen] = found_lse
     return out, lse
 

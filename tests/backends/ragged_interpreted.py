@@ -31,7 +31,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 # Beside those of the proofs: sequences of many pieces, more sequences than are looked through at
 # once, pages of a part of a tile, of many tiles and of one key.
-SIZES: dict[str, dict[str, int]] = {
+SIZES: dict[str, dict[str, Any]] = {
     "pieces": {"page_size": 16, "kv_heads": 1, "group": 4, "head_dim": 16},
     "pages of one": {"page_size": 1, "kv_heads": 1, "group": 2, "head_dim": 16},
     "large pages": {"page_size": 128, "kv_heads": 1, "group": 1, "head_dim": 32},
@@ -85,9 +85,16 @@ def _specs(op: str, dtype: str, part: str) -> list[Any]:
     if part in SIZES:
         chosen = [sized(queries, keys, pad=2, spare=1, **SIZES[part])]
     elif part == MANY:
-        heads = {"kv_heads": 1, "group": 1, "head_dim": 4, "page_size": 4, "pad": 0, "spare": 1}
+        heads: dict[str, Any] = {
+            "kv_heads": 1,
+            "group": 1,
+            "head_dim": 4,
+            "page_size": 4,
+            "pad": 0,
+            "spare": 1,
+        }
         lengths = ([1, 0, 2] * 9, [3, 2, 0] * 9)
-        chosen = [sized(*lengths, **heads)]
+        chosen = [sized(*lengths, pad=0, spare=1, **heads)]
     elif part in CASES:  # two or three of the sizes each
         names = [name for name in form.dims if name not in ("far", "ragged")]
         number = list(CASES).index(part)

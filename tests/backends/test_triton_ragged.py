@@ -14,7 +14,7 @@ import torch_ops
 
 from . import append_interpreted, ragged_compiled, ragged_interpreted, workers
 from .ragged_compiled import Call, launches
-from .rows_compiled import BACKEND
+from .rows_compiled import BACKEND, recorded
 from .rows_compiled import compiled as compiled_for
 
 pytest.importorskip("triton", reason="triton is not installed")
@@ -105,7 +105,7 @@ def test_the_page_table_has_one_plan_however_long_it_is() -> None:
         before = decode._plan.cache_info().misses
         q, cache = torch.zeros(4, 8, 64), torch.zeros(9, 16, 2, 64)
         bounds = torch.zeros(5, dtype=torch.int32)
-        with ragged_compiled.recorded() as found:
+        with recorded() as found:
             for listed in (1, 40, 4000):
                 table = (bounds, torch.zeros(listed).int(), bounds[1:])
                 _module("paged_decode").paged_decode(q, cache, cache, *table)
