@@ -26,7 +26,7 @@ _SMALL_WEIGHTS = 14.0  # as in dense attention: room for what is summed in float
 _SEQUENCES = 512  # looked through at once for the owner of a piece
 _UNITED = 16  # pieces that are summed at once
 _ROWS = 32  # more go to tensor cores that mustn't run beside loads one by one: see `_attention`
-_LONGEST = 2**31 - 1
+_LONGEST = 2**30  # of windows; places are 32 bits wide, and may be negative
 _INTERPRETED_MULTIPROCESSORS = 4
 
 

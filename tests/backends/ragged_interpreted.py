@@ -26,6 +26,7 @@ CASES: dict[str, dict[str, Any]] = {
     "full": {"is_causal": False},
     "causal": {},
     "window": {"window_left": 19},
+    "window of everything": {"window_left": 2**40},
     "window of one": {"window_left": 0, "logits_soft_cap": 5.0},
     "negative scale": {"scale": -0.3, "logits_soft_cap": 30.0, "is_causal": False},
 }
