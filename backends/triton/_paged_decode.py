@@ -73,9 +73,10 @@ def config(arch: str | None, itemsize: int, width: int, rows: int) -> Config:
     if itemsize == 4 or arch.startswith("gfx"):
         return Config(32 if width <= 128 else 16, 4, 1, 4, 8)
     chosen = Config(32, 2 if rows <= 16 and width <= 128 else 4, 3, 1, 8)
-    room = shared_memory(arch)
-    staged = 2 * (chosen.stages - 1) * chosen.block_n * width * itemsize + 4 * width * itemsize
-    return chosen._replace(programs=max(1, min(room // (staged + 1024), 8)))
+    row = width * itemsize
+    staged = 2 * (chosen.stages - 1) * chosen.block_n * row
+    used = staged + rows * row + 2048  # queries, what warps exchange, and what is reserved
+    return chosen._replace(programs=max(1, min((shared_memory(arch) + 1024) // used, 8)))
 
 
 class Call(NamedTuple):
