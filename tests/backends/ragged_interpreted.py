@@ -95,7 +95,7 @@ def _specs(op: str, dtype: str, part: str) -> list[Any]:
             "spare": 1,
         }
         lengths = ([1, 0, 2] * 9, [3, 2, 0] * 9)
-        chosen = [sized(*lengths, pad=0, spare=1, **heads)]
+        chosen = [sized(*lengths, **heads)]
     elif part in CASES:  # two or three of the sizes each
         names = [name for name in form.dims if name not in ("far", "ragged")]
         number = list(CASES).index(part)
