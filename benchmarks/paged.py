@@ -64,7 +64,9 @@ def run(configs: bool = False, no_peers: bool = False, only: str = "") -> dict[s
 def _row(case: Case, device: torch.device, configs: bool, with_peers: bool) -> dict[str, Any]:
     """Check every candidate of a call, then time those that are right, in turns."""
     args = make(case, device)
-    calls = _config_calls(args) if configs else _backend_calls(case.op, args, device)
+    calls: dict[str, Call | str] = (
+        {**_config_calls(args)} if configs else _backend_calls(case.op, args, device)
+    )
     if with_peers:
         calls |= peers(case, args)
     cells: dict[str, _Cell] = {}
@@ -116,12 +118,10 @@ def _backend_calls(op: str, args: Args, device: torch.device) -> dict[str, Call 
     return found
 
 
-def _config_calls(args: Args) -> dict[str, Call | str]:
+def _config_calls(args: Args) -> dict[str, Call]:
     ours = importlib.import_module(_DECODE)
     tensors = tuple(args.values())
-    chosen: dict[str, Call | str] = {
-        "chosen": functools.partial(ours.forward, *tensors, None, -1, 0.0)
-    }
+    chosen: dict[str, Call] = {"chosen": functools.partial(ours.forward, *tensors, None, -1, 0.0)}
     return chosen | {
         "-".join(map(str, config)): functools.partial(ours.forward, *tensors, None, -1, 0.0, config)
         for config in ours.CONFIGS

@@ -26,7 +26,7 @@ _SMALL_WEIGHTS = 14.0  # as in dense attention: room for what is summed in float
 _SEQUENCES = 512  # looked through at once for the owner of a piece
 _UNITED = 16  # pieces that are summed at once
 _ROWS = 32  # more go to tensor cores that mustn't run beside loads one by one: see `_attention`
-_LONGEST = 2**31 - 1
+_LONGEST = 2**30  # of windows; places are 32 bits wide, and may be negative
 _INTERPRETED_MULTIPROCESSORS = 4
 
 
@@ -73,9 +73,10 @@ def config(arch: str | None, itemsize: int, width: int, rows: int) -> Config:
     if itemsize == 4 or arch.startswith("gfx"):
         return Config(32 if width <= 128 else 16, 4, 1, 4, 8)
     chosen = Config(32, 2 if rows <= 16 and width <= 128 else 4, 3, 1, 8)
-    room = shared_memory(arch)
-    staged = 2 * (chosen.stages - 1) * chosen.block_n * width * itemsize + 4 * width * itemsize
-    return chosen._replace(programs=max(1, min(room // (staged + 1024), 8)))
+    row = width * itemsize
+    staged = 2 * (chosen.stages - 1) * chosen.block_n * row
+    used = staged + rows * row + 2048  # queries, what warps exchange, and what is reserved
+    return chosen._replace(programs=max(1, min((shared_memory(arch) + 1024) // used, 8)))
 
 
 class Call(NamedTuple):

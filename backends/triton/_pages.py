@@ -74,7 +74,7 @@ def ids_of_tile(
     found = ()
     for number in tl.static_range(IDS):
         page = tl.load(ids + start // PAGE + number, mask=start + number * PAGE < end, other=0)
-        found = found + (page,)  # noqa: RUF005
+        found = found + (page,)  # type: ignore[assignment] # noqa: RUF005
     return found
 
 

@@ -24,7 +24,7 @@ _LOG2_E = math.log2(math.e)
 _BYTES = 16
 _SMALL_WEIGHTS = 14.0  # as in dense attention: room for what is summed in float16
 _SEQUENCES = 512  # looked through at once for the owner of a tile
-_LONGEST = 2**31 - 1
+_LONGEST = 2**30  # of windows; places are 32 bits wide, and may be negative
 
 
 class Bounds(NamedTuple):

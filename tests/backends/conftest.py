@@ -17,6 +17,7 @@ from . import examples, model_flashinfer, model_sgl_kernel, sites
 _modules = examples.part("flashinfer", "_modules")
 _prefill = examples.part("flashinfer", "_prefill")
 _ragged = examples.part("flashinfer", "_ragged")
+_sequences = examples.part("flashinfer", "_sequences")
 _library = examples.part("sgl_kernel", "_library")
 _CACHED = (
     _modules.norm, _modules.activation, _modules.rope, _modules.cascade, _prefill._single,
@@ -35,6 +36,7 @@ def _forget() -> None:
     for function in _CACHED:
         function.cache_clear()
     _ragged._plans.clear()
+    _sequences._wrappers.clear()
     for kept in (once._made, once._failures):
         for key in [key for key in kept if isinstance(key, tuple) and key[0] in _NAMES]:
             del kept[key]

@@ -5,6 +5,7 @@ Each refuses what the real one refuses, and raises where the real one would read
 
 from __future__ import annotations
 
+import itertools
 import math
 import sys
 from collections.abc import Callable
@@ -54,6 +55,7 @@ class Model:
                 "get_batch_prefill_module": self._batch_module,
                 "single_prefill_with_kv_cache": self._single,
                 "BatchPrefillWithRaggedKVCacheWrapper": self._wrapper,
+                "BatchPrefillWithPagedKVCacheWrapper": self._paged_wrapper,
             },
         }
         monkeypatch.setitem(sys.modules, "flashinfer", package)
@@ -199,14 +201,20 @@ class Model:
     def _wrapper(self, workspace: Tensor, layout: str, *, backend: str) -> Wrapper:
         assert layout == "NHD"
         assert workspace.dtype is torch.uint8
-        return Wrapper(self, backend)
+        return Wrapper(self, backend, workspace.numel())
+
+    def _paged_wrapper(self, workspace: Tensor, layout: str, *, backend: str) -> PagedWrapper:
+        assert layout == "NHD"
+        assert not workspace.any()
+        return PagedWrapper(self, backend, workspace.numel())
 
 
 class Wrapper:
     """A planned batch of ragged sequences."""
 
-    def __init__(self, model: Model, backend: str) -> None:
-        self.model, self.backend = model, backend
+    def __init__(self, model: Model, backend: str, room_for_parts: int) -> None:
+        self.model, self.backend, self.room_for_parts = model, backend, room_for_parts
+        self.room = 8 << 20
 
     def reset_workspace_buffer(self, floats: Tensor, ints: Tensor) -> None:
         self.room = ints.numel()
@@ -218,8 +226,9 @@ class Wrapper:
         for offsets in (qo_indptr, kv_indptr):
             assert offsets.dtype is torch.int32
             assert offsets.device.type == "cpu"
-        assert options.pop("disable_split_kv")
+        assert options.pop("disable_split_kv", False) or self.room_for_parts >= 128 << 20
         assert options.pop("q_data_type") in HALVES
+        assert options.pop("kv_data_type", torch.float16) in HALVES
         self.bounds = qo_indptr.tolist(), kv_indptr.tolist()
         self.heads = num_qo_heads, num_kv_heads, head_dim_qk
         self.options = options
@@ -229,15 +238,48 @@ class Wrapper:
 
     def run(self, q: Tensor, k: Tensor, v: Tensor, *, return_lse: bool) -> Any:
         assert (q.shape[1], k.shape[1], q.shape[2]) == self.heads
+        starts = self.bounds[1]
+        keys = [slice(*pair) for pair in itertools.pairwise(starts)]
+        return self._attend(q, [(k[rows], v[rows]) for rows in keys], return_lse)
+
+    def _attend(self, q: Tensor, keys: list[tuple[Tensor, Tensor]], return_lse: bool) -> Any:
         causal, window = self.options["causal"], self.options["window_left"]
         self.model.called.append(("run", self.backend, causal, window, return_lse))
         out, lse = torch.empty_like(q), q.new_empty(q.shape[:2], dtype=torch.float32)
-        starts, key_starts = self.bounds
-        for i in range(len(starts) - 1):
-            rows = slice(starts[i], starts[i + 1])
-            keys = slice(key_starts[i], key_starts[i + 1])
-            operands = q[rows], k[keys], v[keys]
-            self.model._operands(*operands, causal)
-            result = math64.attended(*operands, causal, self.options["sm_scale"], window)
+        assert self.bounds[0][-1] == len(q)
+        for (start, end), (k, v) in zip(itertools.pairwise(self.bounds[0]), keys, strict=True):
+            if start == end:
+                continue
+            rows = slice(start, end)
+            self.model._operands(q[rows], k, v, causal)
+            result = math64.attended(q[rows], k, v, causal, self.options["sm_scale"], window)
             out[rows], lse[rows] = result[0].to(q.dtype), result[1].float()
         return (out, lse) if return_lse else out
+
+
+class PagedWrapper(Wrapper):
+    """A planned batch of sequences in pages."""
+
+    def plan(  # type: ignore[override]
+        self, qo_indptr: Tensor, kv_indptr: Tensor, indices: Tensor, last_page_len: Tensor,
+        num_qo_heads: int, num_kv_heads: int, head_dim_qk: int, page_size: int, **options: Any,
+    ) -> None:  # fmt: skip
+        super().plan(qo_indptr, kv_indptr, num_qo_heads, num_kv_heads, head_dim_qk, **options)
+        assert indices.dtype is last_page_len.dtype is torch.int32
+        assert indices.is_contiguous()
+        assert last_page_len.device.type == "cpu"
+        self.pages, self.last, self.page_size = indices, last_page_len.tolist(), page_size
+
+    def run(  # type: ignore[override]
+        self, q: Tensor, caches: tuple[Tensor, Tensor], *, return_lse: bool
+    ) -> Any:
+        k, v = caches
+        assert k.stride() == v.stride()
+        assert (q.shape[1], k.shape[2], q.shape[2]) == self.heads
+        assert k.shape[1] == self.page_size
+        keys = []
+        for (start, end), last in zip(itertools.pairwise(self.bounds[1]), self.last, strict=True):
+            count = (end - start - 1) * self.page_size + last if start < end else 0
+            ids = self.pages[start:end].long()
+            keys.append((k[ids].flatten(0, 1)[:count], v[ids].flatten(0, 1)[:count]))
+        return self._attend(q, keys, return_lse)

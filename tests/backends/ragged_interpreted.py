@@ -26,12 +26,13 @@ CASES: dict[str, dict[str, Any]] = {
     "full": {"is_causal": False},
     "causal": {},
     "window": {"window_left": 19},
+    "window of everything": {"window_left": 2**40},
     "window of one": {"window_left": 0, "logits_soft_cap": 5.0},
     "negative scale": {"scale": -0.3, "logits_soft_cap": 30.0, "is_causal": False},
 }
 # Beside those of the proofs: sequences of many pieces, more sequences than are looked through at
 # once, pages of a part of a tile, of many tiles and of one key.
-SIZES: dict[str, dict[str, int]] = {
+SIZES: dict[str, dict[str, Any]] = {
     "pieces": {"page_size": 16, "kv_heads": 1, "group": 4, "head_dim": 16},
     "pages of one": {"page_size": 1, "kv_heads": 1, "group": 2, "head_dim": 16},
     "large pages": {"page_size": 128, "kv_heads": 1, "group": 1, "head_dim": 32},
@@ -85,7 +86,14 @@ def _specs(op: str, dtype: str, part: str) -> list[Any]:
     if part in SIZES:
         chosen = [sized(queries, keys, pad=2, spare=1, **SIZES[part])]
     elif part == MANY:
-        heads = {"kv_heads": 1, "group": 1, "head_dim": 4, "page_size": 4, "pad": 0, "spare": 1}
+        heads: dict[str, Any] = {
+            "kv_heads": 1,
+            "group": 1,
+            "head_dim": 4,
+            "page_size": 4,
+            "pad": 0,
+            "spare": 1,
+        }
         lengths = ([1, 0, 2] * 9, [3, 2, 0] * 9)
         chosen = [sized(*lengths, **heads)]
     elif part in CASES:  # two or three of the sizes each

@@ -36,7 +36,9 @@ def test_what_they_serve() -> None:
         "gelu_tanh_and_mul", "gemma_rms_norm", "merge_state", "rms_norm", "silu_and_mul",
     }  # fmt: skip
     assert set(SERVED["sgl_kernel"]) == shared
-    assert set(SERVED["flashinfer"]) == shared | {"layer_norm", "attention", "attention_with_lse"}
+    sequences = {"varlen_attention", "varlen_attention_with_lse", "paged_prefill", "paged_decode"}
+    dense = {"layer_norm", "attention", "attention_with_lse"}
+    assert set(SERVED["flashinfer"]) == shared | dense | sequences
 
 
 @pytest.mark.parametrize("platform", ELSEWHERE, ids=str)

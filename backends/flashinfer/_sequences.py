@@ -1,0 +1,217 @@
+"""Sequences of different lengths by FlashInfer's batched prefill, planned in the call.
+
+A plan needs the lengths on the host: a call waits for the GPU, and no CUDA graph can capture it.
+Sequences without keys, and queries before the first key, are left out of what FlashInfer sees.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torch_ops import limits, locks
+from torch_ops.errors import CaptureError
+from torch_ops.once import capturing
+
+from . import _modules, _prefill, _ragged
+
+__all__ = ["Call", "Table", "attend", "refusal"]
+
+ROOM = 128 << 20  # bytes for parts of split keys, as FlashInfer recommends
+_LOG_2 = math.log(2)
+_lock = locks.lock()
+_wrappers: dict[tuple[Any, ...], Any] = {}
+
+
+class Call(NamedTuple):
+    """What a call asks for besides its tensors.
+
+    Attributes:
+        op: Named in messages.
+        family: ``"fa2"`` or ``"fa3"``.
+        is_causal, scale, window_left: As in the op.
+        with_lse: Whether the LSE is wanted.
+    """
+
+    op: str
+    family: str
+    is_causal: bool
+    scale: float | None
+    window_left: int
+    with_lse: bool
+
+
+class Table(NamedTuple):
+    """Where sequences are, as in the ops; kv_indices and kv_last_page_len of pages alone.
+
+    Attributes:
+        qo_indptr: None where each sequence has one query.
+    """
+
+    qo_indptr: Tensor | None
+    kv_indptr: Tensor
+    kv_indices: Tensor | None = None
+    kv_last_page_len: Tensor | None = None
+
+
+class _Lengths(NamedTuple):
+    """Host copies: starts of queries and of keys or pages, and numbers of keys."""
+
+    queries: list[int]
+    starts: list[int]
+    keys: list[int]
+    last: list[int]
+
+
+def refusal(
+    q: Tensor, k: Tensor, v: Tensor, names: tuple[str, str], scale: float | None, soft_cap: float
+) -> str | None:
+    """Give why a call can't be served.
+
+    Args:
+        names: Those of keys and values, packed or in pages.
+    """
+    reason = _prefill.refusal(q.dtype, q.shape[-1], scale, soft_cap)
+    if reason is not None:
+        return reason
+    if v.shape[-1] != q.shape[-1]:
+        return f"head_dim {v.shape[-1]} of {names[1]} (supported: {q.shape[-1]}, that of q)"
+    if not (q.numel() and k.numel()):
+        return None
+    for name, x in zip(("q", *names), (q, k, v), strict=True):
+        reason = _layout(name, x)
+        if reason is not None:
+            return reason
+    if k.dim() == 4 and _steps(k) != _steps(v):
+        return limits.strides(names[1], v, f"{k.stride()}, those of {names[0]}")
+    return None
+
+
+def _steps(x: Tensor) -> list[int]:
+    return [step for size, step in zip(x.shape, x.stride(), strict=True) if size > 1]
+
+
+def _layout(name: str, x: Tensor) -> str | None:
+    """Give why a tensor can't be read where it lies."""
+    *steps, last = x.stride()
+    used = [step for size, step in zip(x.shape, steps, strict=False) if size > 1]
+    if last != 1 or any(step & 7 or not step for step in used):
+        return limits.strides(name, x, "1 for the last axis, multiples of 8 for the others")
+    if x.data_ptr() & 15:
+        return limits.misaligned(name, x, "16")
+    longest = max(used, default=0) * (1 if x.dim() == 4 else x.shape[0])
+    if longest > limits.OFFSETS:
+        return f"{name} spans {longest} elements (supported: up to {limits.OFFSETS})"
+    return None
+
+
+def attend(call: Call, q: Tensor, k: Tensor, v: Tensor, table: Table) -> tuple[Tensor, Any]:
+    """Give ``[T, H, D]`` and, where it is wanted, the LSE ``[T, H]``."""
+    out = q.new_zeros(q.shape)
+    lse = q.new_full(q.shape[:2], -math.inf, dtype=torch.float32) if call.with_lse else None
+    batch = table.kv_indptr.shape[0] - 1
+    listed = k.shape[0] if table.kv_indices is None else table.kv_indices.shape[0]
+    if not (q.numel() and k.numel() and batch and listed):
+        return out, lse
+    if capturing():
+        raise CaptureError(
+            f"op {call.op!r}: FlashInfer plans each call on the host by lengths that it reads from "
+            "the GPU, and a stream is capturing; prepare first: let an Attention layer plan its "
+            "metadata before the capture, or take another backend"
+        )
+    lengths = _read(table, k.shape[1] if k.dim() == 4 else 0)
+    rows = _seeing(lengths, call.is_causal)
+    counts = [len(each) for each in rows]
+    if not any(counts):
+        return out, lse
+    if sum(counts) == q.shape[0]:
+        found, found_lse = _run(call, q, k, v, table, lengths, counts)
+        return found, found_lse
+    chosen = torch.tensor([*itertools.chain(*rows)], device=q.device)
+    found, found_lse = _run(call, q[chosen], k, v, table, lengths, counts)
+    out[chosen] = found
+    if lse is not None and found_lse is not None:
+        lse[chosen] = found_lse
+    return out, lse
+
+
+def _read(table: Table, page_size: int) -> _Lengths:
+    """Copy what is needed of the table to the host, at once."""
+    parts = [t for t in (table.qo_indptr, table.kv_indptr, table.kv_last_page_len) if t is not None]
+    numbers = iter(torch.cat(parts).tolist())
+    batch = table.kv_indptr.shape[0] - 1
+    one_each = table.qo_indptr is None
+    queries = [*range(batch + 1)] if one_each else [*itertools.islice(numbers, batch + 1)]
+    starts = [*itertools.islice(numbers, batch + 1)]
+    last = [*numbers]
+    counts = [end - start for start, end in itertools.pairwise(starts)]
+    if not page_size:
+        return _Lengths(queries, starts, counts, last)
+    keys = [
+        (count - 1) * page_size + length if count else 0
+        for count, length in zip(counts, last, strict=True)
+    ]
+    return _Lengths(queries, starts, keys, last)
+
+
+def _seeing(lengths: _Lengths, is_causal: bool) -> list[range]:
+    """Give the rows of each sequence's queries that see a key."""
+    found = []
+    for (start, end), keys in zip(itertools.pairwise(lengths.queries), lengths.keys, strict=True):
+        blind = max(end - start - keys, 0) if is_causal else 0
+        found.append(range(start + blind, end) if keys else range(0))
+    return found
+
+
+def _run(
+    call: Call, q: Tensor, k: Tensor, v: Tensor, table: Table, lengths: _Lengths,
+    counts: Sequence[int],
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """Plan and run; rows of q are those of the sequences, ``counts`` of each."""
+    _ragged.load(call.family, q.dtype, q.shape[2], call.window_left >= 0)
+    options = {
+        "causal": call.is_causal,
+        "window_left": min(call.window_left, max(lengths.keys)),
+        "sm_scale": q.shape[2] ** -0.5 if call.scale is None else call.scale,
+        "q_data_type": q.dtype,
+        "kv_data_type": q.dtype,
+    }
+    heads = (q.shape[1], k.shape[-2], q.shape[2])
+    bounds = (_offsets(counts), torch.tensor(lengths.starts, dtype=torch.int32))
+    with _lock:  # a wrapper's plan is that of its next run
+        wrapper = _wrapper(call.family, k.dim() == 4, q.device)
+        if table.kv_indices is None:
+            wrapper.plan(*bounds, *heads, **options)
+            result = wrapper.run(q, k, v, return_lse=call.with_lse)
+        else:
+            pages = (table.kv_indices.contiguous(), torch.tensor(lengths.last, dtype=torch.int32))
+            wrapper.plan(*bounds, *pages, *heads, k.shape[1], **options)
+            result = wrapper.run(q, (k, v), return_lse=call.with_lse)
+    if not call.with_lse:
+        return result, None
+    out, lse = result
+    return out, lse.mul_(_LOG_2)  # it is a logarithm in base 2
+
+
+def _offsets(counts: Sequence[int]) -> Tensor:
+    return torch.tensor([0, *itertools.accumulate(counts)], dtype=torch.int32)
+
+
+def _wrapper(family: str, paged: bool, device: torch.device) -> Any:
+    """Give the wrapper of this stream: another stream's runs may still read what a plan changes."""
+    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+    key = (family, paged, device, stream)
+    if key not in _wrappers:
+        name = (
+            "BatchPrefillWithPagedKVCacheWrapper"
+            if paged
+            else ("BatchPrefillWithRaggedKVCacheWrapper")
+        )
+        room = torch.zeros(ROOM, dtype=torch.uint8, device=device)
+        _wrappers[key] = getattr(_modules.package("prefill"), name)(room, "NHD", backend=family)
+    return _wrappers[key]
