@@ -152,10 +152,9 @@ def _read(table: Table, page_size: int) -> _Lengths:
     counts = [end - start for start, end in itertools.pairwise(starts)]
     if not page_size:
         return _Lengths(queries, starts, counts, last)
-    keys = [
-        (count - 1) * page_size + length if count else 0
-        for count, length in zip(counts, last, strict=True)
-    ]
+    # FlashInfer adds the last page's length for a sequence without pages, too.
+    last = [length if count else 0 for count, length in zip(counts, last, strict=True)]
+    keys = [max(count - 1, 0) * page_size + n for count, n in zip(counts, last, strict=True)]
     return _Lengths(queries, starts, keys, last)
 
 

@@ -279,7 +279,8 @@ class PagedWrapper(Wrapper):
         assert k.shape[1] == self.page_size
         keys = []
         for (start, end), last in zip(itertools.pairwise(self.bounds[1]), self.last, strict=True):
-            count = (end - start - 1) * self.page_size + last if start < end else 0
+            count = max(end - start - 1, 0) * self.page_size + last
+            assert start < end or not count
             ids = self.pages[start:end].long()
             keys.append((k[ids].flatten(0, 1)[:count], v[ids].flatten(0, 1)[:count]))
         return self._attend(q, keys, return_lse)
