@@ -120,7 +120,7 @@ def test_other_devices_and_layouts_are_refused_as_ever() -> None:
     shortcuts = known()
     assert ops.rms_norm(X.to("meta"), WEIGHT.to("meta")).is_meta
     for call in (ops.rms_norm, RMS):
-        with pytest.raises(TorchOpsError, match="no kernels for device"):
+        with pytest.raises(TorchOpsError, match=r"argument 'x' is of layout torch\.sparse_coo"):
             call(X.to_sparse(), WEIGHT)
         with pytest.raises(ValueError, match="argument 'weight' is on device meta"):
             call(X, WEIGHT.to("meta"))

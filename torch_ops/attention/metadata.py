@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextvars
 import itertools
 import weakref
 from array import array
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn
 
 import torch
@@ -268,9 +270,27 @@ class AttentionMetadata:
                     f"Attention backend {prepared.backend.value!r} has no plan for this metadata, "
                     "and a stream is capturing; prepare first: run the layer once before"
                 )
-            found = prepared, prepared.plan(self, None)
+            found = prepared, _apart(lambda: prepared.plan(self, None), self._buffer.device)
             self._plans[prepared.plan_key] = found
         return found[1]
+
+
+def _apart(plan: Callable[[], Any], device: torch.device) -> Any:
+    """Plan in a thread of its own: its memory mustn't be that of a graph that is warmed up.
+
+    Inductor gives what a thread allocates before a recording to the graph, and keeps account of it.
+    """
+
+    def planned() -> Any:
+        with torch.no_grad(), torch.cuda.device(device):
+            made = plan()
+        torch.cuda.synchronize(device)  # other streams may read it next
+        return made
+
+    if device.type != "cuda":
+        return plan()
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(contextvars.copy_context().run, planned).result()
 
 
 def _in_order(tables: Tables) -> tuple[Tensor | None, ...]:
