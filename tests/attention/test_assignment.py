@@ -20,7 +20,7 @@ SPLIT = PhaseBackends("torch_flash", "torch_math")
 
 
 @pytest.fixture
-def model() -> nn.Module:
+def model() -> nn.ModuleDict:
     """Self-attention, self-attention with a window, and cross-attention; one layer is pinned."""
     return nn.ModuleDict(
         {
@@ -40,27 +40,27 @@ def runs(layer: nn.Module, queries: int) -> str:
     return kernel.removeprefix(support.SDPA).removeprefix("_")
 
 
-def test_roles_have_backends_of_their_own_by_phase(model: nn.Module) -> None:
-    roles = {name: role_of(layer) for name, layer in model.items()}  # type: ignore[operator]
-    assert roles == {"first": "self", "near": "window", "memory": "cross", "fixed": "self"}
+def test_roles_have_backends_of_their_own_by_phase(model: nn.ModuleDict) -> None:
+    roles = [role_of(layer) for layer in support.layers(model)]
+    assert roles == ["self", "window", "cross", "self"]
     token = assign_attention_backends(
         model,
         {"self": SPLIT, "window": "torch_math", "cross": PhaseBackends("inductor", "torch_flash")},
     )
     report = token.report
     assert (report.switched, report.pinned) == (("first", "near", "memory"), ("fixed",))
-    assert runs(model["first"], 4).startswith("flash")  # type: ignore[index]
-    assert model["first"].backend == "torch_flash"  # type: ignore[index]
-    assert runs(model["first"], 1) == "attention_math"  # type: ignore[index]
-    assert model["first"].backend == "torch_math"  # type: ignore[index]
-    assert runs(model["near"], 4) == "attention_math"  # type: ignore[index]
-    assert runs(model["memory"], 1).startswith("flash")  # type: ignore[index]
-    assert "prefill torch_flash, decode torch_math" in repr(model["first"])  # type: ignore[index]
+    assert runs(model["first"], 4).startswith("flash")
+    assert model["first"].backend == "torch_flash"
+    assert runs(model["first"], 1) == "attention_math"
+    assert model["first"].backend == "torch_math"
+    assert runs(model["near"], 4) == "attention_math"
+    assert runs(model["memory"], 1).startswith("flash")
+    assert "prefill torch_flash, decode torch_math" in repr(model["first"])
     token.undo()
-    assert runs(model["first"], 1).startswith("flash")  # type: ignore[index]
+    assert runs(model["first"], 1).startswith("flash")
 
 
-def test_a_role_without_a_layer_is_an_error(model: nn.Module) -> None:
+def test_a_role_without_a_layer_is_an_error(model: nn.ModuleDict) -> None:
     state = attention_state(model)
     with pytest.raises(
         torch_ops.AttentionOverrideError,
@@ -70,7 +70,7 @@ def test_a_role_without_a_layer_is_an_error(model: nn.Module) -> None:
     assert attention_state(model) == state
 
 
-def test_one_refused_phase_of_one_role_moves_nothing(model: nn.Module) -> None:
+def test_one_refused_phase_of_one_role_moves_nothing(model: nn.ModuleDict) -> None:
     assign_attention_backends(model, {"window": "torch_math"})
     state = attention_state(model)
     with pytest.raises(torch_ops.AttentionOverrideError, match=r"near .*CUDA only") as error:
@@ -84,7 +84,7 @@ def test_one_refused_phase_of_one_role_moves_nothing(model: nn.Module) -> None:
     assert attention_state(model) == state
 
 
-def test_a_dry_run_and_undo_out_of_order(model: nn.Module) -> None:
+def test_a_dry_run_and_undo_out_of_order(model: nn.ModuleDict) -> None:
     state = attention_state(model)
     report = assign_attention_backends(model, {"self": SPLIT}, dry_run=True).report
     assert report.switched == ("first",)
@@ -98,18 +98,20 @@ def test_a_dry_run_and_undo_out_of_order(model: nn.Module) -> None:
     assert attention_state(model) == state
 
 
-def test_copies_keep_their_phases(model: nn.Module) -> None:
+def test_copies_keep_their_phases(model: nn.ModuleDict) -> None:
     assign_attention_backends(model, {"self": SPLIT})
-    for copy in (deepcopy(model), pickle.loads(pickle.dumps(model))):
+    copies: list[nn.ModuleDict] = [deepcopy(model), pickle.loads(pickle.dumps(model))]
+    for copy in copies:
         assert attention_state(copy) == attention_state(model)
         assert runs(copy["first"], 1) == "attention_math"
         assign_attention_backends(copy, {"self": None})
-        assert runs(model["first"], 1) == "attention_math"  # type: ignore[index]
+        assert runs(model["first"], 1) == "attention_math"
 
 
 @pytest.mark.usefixtures("fresh_dynamo")
-def test_a_compiled_layer_changes_its_backend_with_the_phase(model: nn.Module) -> None:
-    layer = model["first"]  # type: ignore[index]
+def test_a_compiled_layer_changes_its_backend_with_the_phase(model: nn.ModuleDict) -> None:
+    layer = model["first"]
+    assert isinstance(layer, Attention)
     counter = CompileCounterWithBackend("inductor")
     compiled = torch.compile(layer, backend=counter, fullgraph=True, dynamic=True)
     for target in (SPLIT, PhaseBackends("torch_math", "torch_flash"), SPLIT, None):

@@ -224,7 +224,7 @@ def test_a_plan_that_fails_leaves_everything_as_it_was(install: Install) -> None
             raise MemoryError("no room")
         return plan(self, given, state)
 
-    type(acme).plan = failing  # type: ignore[method-assign]
+    type(acme).plan = failing  # type: ignore[method-assign,assignment]
     with pytest.raises(MemoryError, match="no room"):
         metadata.plan([1, 1], [4, 7], [[0], [1, 2]])
     assert torch.equal(metadata._buffer, before)
