@@ -5,9 +5,6 @@ Decode steps run the prefill kernels, too: tensor cores read a cache faster than
 
 from __future__ import annotations
 
-import functools
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -15,28 +12,12 @@ from torch_ops import limits
 from torch_ops.attention.metadata import AttentionMetadata
 from torch_ops.attention.prepared import AttentionSpec
 from torch_ops.errors import BackendUnavailableError
-from torch_ops.once import once
 
-from . import _modules
+from . import _modules, _ragged
 
-__all__ = ["Plan", "load"]
+__all__ = ["Plan"]
 
 _WORKSPACE = 128 << 20  # bytes, for what split keys leave to be merged
-
-
-@functools.cache
-def load(dtype: torch.dtype, head_dim: int, windowed: bool) -> Any:
-    """Give the module of wrappers, once the kernel that they will run is loaded."""
-
-    def build() -> Any:
-        prefill = _modules.package("prefill")
-        kind = (dtype, dtype, dtype, torch.int32, head_dim, head_dim)
-        prefill.get_batch_prefill_module("fa2", *kind, 0, windowed, False, False)
-        return prefill
-
-    key = ("flashinfer", "paged prefill", dtype, head_dim, windowed)
-    what = f"FlashInfer's paged prefill fa2 for {dtype}, head_dim {head_dim}"
-    return once(key, f"{what}, windowed" if windowed else what, build)
 
 
 class Plan:
@@ -53,8 +34,8 @@ class Plan:
         assert tables.kv_indices is not None
         assert tables.kv_last_page_len is not None
         workspace = torch.zeros(_WORKSPACE, dtype=torch.uint8, device=tables.qo_indptr.device)
-        prefill = load(dtype, spec.head_dim, spec.window_left >= 0)
-        self._wrapper = prefill.BatchPrefillWithPagedKVCacheWrapper(
+        _ragged.load("fa2", dtype, spec.head_dim, spec.window_left >= 0)  # of the same module
+        self._wrapper = _modules.package("prefill").BatchPrefillWithPagedKVCacheWrapper(
             workspace,
             "NHD",
             use_cuda_graph=True,
@@ -71,13 +52,12 @@ class Plan:
         """Plan the metadata's numbers.
 
         Raises:
-            BackendUnavailableError: a causal sequence has more queries than keys.
+            BackendUnavailableError: queries have no key, or causal ones fewer than there are.
         """
         spec, host = self._spec, metadata.host
-        if spec.is_causal:
-            for queries, keys in zip(metadata.query_lens, metadata.kv_lens, strict=True):
-                if queries > keys:
-                    _refuse(f"{queries} queries of {keys} keys (supported: at most as many)")
+        for queries, keys in zip(metadata.query_lens, metadata.kv_lens, strict=True):
+            if queries > (keys if spec.is_causal or not keys else queries):
+                _refuse(f"{queries} queries of {keys} keys (supported: at most as many)")
         self._wrapper.plan(
             host.qo_indptr,
             host.kv_indptr,
@@ -109,7 +89,8 @@ class Plan:
                 _refuse(limits.misaligned(name, cache, "16"))
         if q.stride()[1:] != (q.shape[2], 1) or q.data_ptr() & 15:
             q = q.clone(memory_format=torch.contiguous_format)
-        out: Tensor = self._wrapper.run(q, (k, v))
+        out = torch.zeros_like(q)  # FlashInfer writes no rows behind the last sequence
+        self._wrapper.run(q, (k, v), out=out)
         return out
 
 

@@ -203,10 +203,14 @@ class Model:
         assert workspace.dtype is torch.uint8
         return Wrapper(self, backend, workspace.numel())
 
-    def _paged_wrapper(self, workspace: Tensor, layout: str, *, backend: str) -> PagedWrapper:
+    def _paged_wrapper(
+        self, workspace: Tensor, layout: str, *, backend: str, use_cuda_graph: bool = False,
+        **buffers: Tensor,
+    ) -> PagedWrapper:  # fmt: skip
         assert layout == "NHD"
         assert not workspace.any()
-        return PagedWrapper(self, backend, workspace.numel())
+        assert use_cuda_graph == bool(buffers)
+        return PagedWrapper(self, backend, workspace.numel(), buffers)
 
 
 class Wrapper:
@@ -258,7 +262,27 @@ class Wrapper:
 
 
 class PagedWrapper(Wrapper):
-    """A planned batch of sequences in pages."""
+    """A planned batch of sequences in pages; with buffers, of one size for ever."""
+
+    def __init__(
+        self, model: Model, backend: str, room_for_parts: int, buffers: dict[str, Tensor]
+    ) -> None:
+        super().__init__(model, backend, room_for_parts)
+        self._buffers = buffers
+        self._max_total_num_rows: int | None = None
+
+    def _fill(self, **tables: Tensor) -> None:
+        if not self._buffers:
+            return
+        rows = int(tables["qo_indptr_buf"][-1])
+        self._max_total_num_rows = self._max_total_num_rows or rows
+        assert rows <= self._max_total_num_rows
+        assert tables.keys() == self._buffers.keys()
+        for name, values in tables.items():
+            buffer = self._buffers[name]
+            assert values.numel() <= buffer.numel()
+            assert "indices" in name or values.numel() == buffer.numel()
+            buffer[: values.numel()] = values
 
     def plan(  # type: ignore[override]
         self, qo_indptr: Tensor, kv_indptr: Tensor, indices: Tensor, last_page_len: Tensor,
@@ -268,12 +292,23 @@ class PagedWrapper(Wrapper):
         assert indices.dtype is last_page_len.dtype is torch.int32
         assert indices.is_contiguous()
         assert last_page_len.device.type == "cpu"
+        self._fill(
+            qo_indptr_buf=qo_indptr, paged_kv_indptr_buf=kv_indptr, paged_kv_indices_buf=indices,
+            paged_kv_last_page_len_buf=last_page_len,
+        )  # fmt: skip
         self.pages, self.last, self.page_size = indices, last_page_len.tolist(), page_size
 
     def run(  # type: ignore[override]
-        self, q: Tensor, caches: tuple[Tensor, Tensor], *, return_lse: bool
+        self,
+        q: Tensor,
+        caches: tuple[Tensor, Tensor],
+        *,
+        return_lse: bool = False,
+        out: Tensor | None = None,
     ) -> Any:
         k, v = caches
+        if self._buffers:  # rows behind the last sequence are nobody's
+            q = q[: self.bounds[0][-1]]
         assert k.stride() == v.stride()
         assert (q.shape[1], k.shape[2], q.shape[2]) == self.heads
         assert k.shape[1] == self.page_size
@@ -283,4 +318,7 @@ class PagedWrapper(Wrapper):
             assert start < end or not count
             ids = self.pages[start:end].long()
             keys.append((k[ids].flatten(0, 1)[:count], v[ids].flatten(0, 1)[:count]))
-        return self._attend(q, keys, return_lse)
+        found = self._attend(q, keys, return_lse)
+        if out is not None:
+            out[: len(q)] = found
+        return found if out is None else out
