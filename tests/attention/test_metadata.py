@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+import pickle
+from collections.abc import Callable, Sequence
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -317,6 +319,20 @@ def test_calls_that_do_not_fit_their_metadata_are_refused(layer: Attention) -> N
     ):
         with pytest.raises(kind, match=text):
             layer(*args)
+
+
+@pytest.mark.parametrize("copied", [deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
+def test_copies_go_their_own_ways(copied: Callable[[Any], Any], layer: Attention) -> None:
+    metadata = step([3, 6], max_kv_len=9)
+    q, (k, v) = torch.randn(2, 4, 8), (torch.randn_like(cache) for cache in caches(layer))
+    before = layer(q, k, v, metadata)
+    other: AttentionMetadata = copied(metadata)
+    assert torch.equal(layer(q, k, v, other), before)
+    other.plan([1, 1], [4, 7], [[3], [8, 2]])
+    assert not torch.equal(layer(q, k, v, other), before)
+    assert torch.equal(layer(q, k, v, metadata), before)
+    assert metadata.kv_lens == (3, 6)
+    assert len({len(one._step) for one in (metadata, other)}) == 2
 
 
 def test_metadata_that_is_gone_is_refused(layer: Attention) -> None:

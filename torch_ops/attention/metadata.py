@@ -92,13 +92,29 @@ class AttentionMetadata:
         self._buffer = torch.zeros(size, dtype=torch.int32, device=device)
         self._bounds = max_query_len, max_kv_len
         self.host = self.tables = self._split(self._buffer)
+        self._name()
+
+    def _name(self) -> None:
+        """Take an id, by which graphs know this object."""
         number = next(_ids)
+        shape = (number, *(bound + _OFFSET for bound in self._bounds), 0)
         with torch.inference_mode(False):
-            shape = (number, max_query_len + _OFFSET, max_kv_len + _OFFSET, 0)
             self._step = torch.empty(shape, device="cpu", dtype=torch.float32)
         for dim in range(3):
             dynamo.mark_dynamic(self._step, dim)
         _by_id[number] = self
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave to the original what is its own: its name, and what backends planned for it."""
+        numbers = self._numbers(self.host).cpu()
+        own = ("_step", "_plans", "judged", "tables", "host")
+        return {k: v for k, v in vars(self).items() if k not in own} | {"numbers": numbers}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        numbers = state.pop("numbers")
+        vars(self).update(state, _plans={}, judged=set())
+        self.tables, self.host = self._split(self._buffer), self._split(numbers)
+        self._name()
 
     @classmethod
     def ragged(
@@ -210,10 +226,16 @@ class AttentionMetadata:
         """Put numbers where graphs read them, and plan what backends keep for them."""
         self.host, self.query_lens, self.kv_lens = host, query_lens, kv_lens
         self.judged = set()
-        numbers = torch.cat([table for table in _in_order(host) if table is not None])
+        numbers = self._numbers(host)
         self._buffer[: numbers.numel()].copy_(numbers)
         for prepared, state in self._plans.values():
             prepared.plan(self, state)
+
+    @staticmethod
+    def _numbers(tables: Tables) -> Tensor:
+        """Give tables one after another, in the order of the buffer."""
+        order = tables.qo_indptr, tables.kv_indptr, tables.kv_last_page_len, tables.kv_indices
+        return torch.cat([table for table in order if table is not None])
 
     def _split(self, buffer: Tensor) -> Tables:
         """See a step's numbers, one after another, as tables."""
@@ -291,11 +313,6 @@ def _apart(plan: Callable[[], Any], device: torch.device) -> Any:
         return plan()
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(contextvars.copy_context().run, planned).result()
-
-
-def _in_order(tables: Tables) -> tuple[Tensor | None, ...]:
-    """Give the tables in the order of `AttentionMetadata`'s buffer."""
-    return tables.qo_indptr, tables.kv_indptr, tables.kv_last_page_len, tables.kv_indices
 
 
 def find(step: Tensor) -> AttentionMetadata:
