@@ -143,7 +143,10 @@ def test_make_commands_are_targets(command: str) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    runs = {"make demo": ".venv/bin/torch-ops demo", "make test": ".venv/bin/pytest"}
+    runs = {
+        "make demo": ".venv/bin/torch-ops demo",
+        "make test": ".venv/bin/pytest -n 2 --dist loadfile",
+    }
     assert done.stdout.splitlines()[-1] == runs[command]
 
 
