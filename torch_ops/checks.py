@@ -131,7 +131,8 @@ def _may_overlap(x: Tensor, y: Tensor) -> bool:
     (first, end), (other, other_end) = _bytes(x), _bytes(y)
     if end <= other or other_end <= first:
         return False
-    pitches = {step for size, step in (*_steps(x), *_steps(y)) if size > 1 and step > 0}
+    # A list: symbolic strides have no hash.
+    pitches = [step for size, step in (*_steps(x), *_steps(y)) if size > 1 and step > 0]
     return not any(_columns_apart(x, y, pitch) for pitch in pitches)
 
 

@@ -16,6 +16,7 @@ from torch._C._dynamo import eval_frame as _eval_frame
 __all__ = [
     "depend",
     "mark_dynamic",
+    "misplaced",
     "resembling",
     "skip",
     "traced_otherwise",
@@ -128,6 +129,14 @@ def _current_tracer() -> Any:
 def tracing() -> bool:
     """Whether Dynamo is tracing in this thread, as it does when it runs a fake."""
     return _current_tracer() is not None
+
+
+def misplaced(tensor: torch.Tensor) -> bool:
+    """Whether Inductor would write a tensor of the frame that is being traced in a wrong place.
+
+    So it is where an offset in a storage varies: it takes that for 0 (pytorch#198068).
+    """
+    return _current_tracer() is not None and not isinstance(tensor.storage_offset(), int)
 
 
 def depend(

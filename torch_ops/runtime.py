@@ -184,11 +184,24 @@ def _fake(declaration: Declaration, named: bool) -> Callable[..., Any]:
         ):
             raise refuse_grad(op)
         declaration.check_call(*args)
+        _refuse_misplaced(declaration, args)
         depend_on_policy(op, args, backend)
         compiled.lower(op, named)
         return declaration.faker(*args)
 
     return fake
+
+
+def _refuse_misplaced(declaration: Declaration, args: tuple[Any, ...]) -> None:
+    """Refuse to trace what Inductor would compile to wrong results without a word."""
+    for name, value in zip(declaration.signature.parameters, args, strict=False):
+        if name in declaration.mutates and dynamo.misplaced(value):
+            raise TorchOpsError(
+                f"op {declaration.name!r}: argument {name!r}, which is written, lies at an offset "
+                "of its storage that varies with the sizes of a compiled graph; PyTorch's Inductor "
+                "writes it in a wrong place (pytorch#198068). Accepted: a storage of its own, or "
+                "sizes that don't vary (dynamic=False, torch._dynamo.mark_static)"
+            )
 
 
 def depend_on_policy(op: str, args: tuple[Any, ...], backend: str | None) -> None:

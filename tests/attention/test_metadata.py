@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import pickle
 from collections.abc import Callable, Sequence
-from copy import deepcopy
+from copy import copy, deepcopy
 from typing import Any
 
 import pytest
@@ -289,6 +289,7 @@ BAD_PLANS = [
     (([1, 1], [3, 6], [[0]]), "argument 'pages' is of 1 sequences"),
     (([1, 1], [9, 9], [[0, 1, 2], [3, 4, 5]]), "of 6 pages .*at most 4"),
     (([1, 1], [3, 6], None), "argument 'pages' is None .*lists of pages"),
+    (([1, 1], [3], [[0]]), "argument 'kv_lens' is of 1 sequences .*2, as query_lens"),
 ]
 
 
@@ -299,6 +300,13 @@ def test_a_bad_plan_is_refused_and_changes_nothing(numbers: Any, text: str) -> N
     with pytest.raises(ValueError, match=text):
         metadata.plan(*numbers)
     assert torch.equal(metadata._buffer, before)
+    assert metadata.kv_lens == (9, 1)
+
+
+def test_lengths_are_whole_numbers() -> None:
+    metadata = step([9, 1])
+    with pytest.raises(TypeError, match=r"'kv_lens' is \[3.5, 6\] \(accepted: whole numbers\)"):
+        metadata.plan([1, 1], [3.5, 6], [[0], [1, 2]])  # type: ignore[list-item]
     assert metadata.kv_lens == (9, 1)
 
 
@@ -321,7 +329,7 @@ def test_calls_that_do_not_fit_their_metadata_are_refused(layer: Attention) -> N
             layer(*args)
 
 
-@pytest.mark.parametrize("copied", [deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
+@pytest.mark.parametrize("copied", [copy, deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
 def test_copies_go_their_own_ways(copied: Callable[[Any], Any], layer: Attention) -> None:
     metadata = step([3, 6], max_kv_len=9)
     q, (k, v) = torch.randn(2, 4, 8), (torch.randn_like(cache) for cache in caches(layer))

@@ -354,7 +354,8 @@ def test_changes_under_load_give_one_choice_or_the_other(served: Toy) -> None:
             torch_ops.set_backend(toy="triton")()
         stop.set()
         assert all(future.result() > 0 for future in futures)
-    assert counter.frame_count == 2
+    # A change between the guards of two graphs lets both fail, and compiles one of them again.
+    assert 2 <= counter.frame_count < torch._dynamo.config.recompile_limit
 
 
 # ------------------------------------------------------------------ proof of what ran

@@ -221,3 +221,61 @@ print(counters["inductor"]["fxgraph_cache_hit"] + counters["aot_autograd"]["auto
 def test_a_cached_graph_runs_in_another_process(python: Python, tmp_path: Path) -> None:
     env = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
     assert [int(python(CACHED, **env)) > 0 for _ in range(2)] == [False, True]
+
+
+def _append(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> None:
+    torch.ops.torch_ops.append_paged_kv_(k, v, k_cache, v_cache, slots)
+
+
+def _append_to(k: Tensor, v: Tensor, pool: Tensor, slots: Tensor) -> None:
+    _append(k, v, pool[0], pool[1], slots)
+
+
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_what_inductor_would_write_in_a_wrong_place_is_refused(
+    inside: bool, dynamic: bool | None
+) -> None:
+    """Two caches of one tensor, as inputs or split in the graph, of sizes that vary."""
+    compiled = torch.compile(_append_to if inside else _append, dynamic=dynamic)
+    refused: dict[int, str] = {}
+    for pages in (16, 20):
+        k, v, slots = torch.randn(3, 2, 8), torch.randn(3, 2, 8), torch.tensor([5, 0, 9])
+        pool = torch.randn(2, pages, 4, 2, 8)
+        wanted = pool.clone()
+        _append(k, v, *wanted, slots)
+        try:
+            compiled(k, v, *([pool] if inside else pool), slots)
+        except TorchRuntimeError as error:
+            refused[pages] = str(error)
+        else:
+            assert torch.equal(pool, wanted)
+    assert list(refused) == ([20] if dynamic is None else [16, 20])
+    for text in refused.values():
+        assert "_cache', which is written, lies at an offset of its storage" in text
+        assert "pytorch#198068" in text
+
+
+@pytest.mark.parametrize("dynamic", [None, True, False])
+def test_caches_of_their_own_and_parts_of_rows_are_written_where_they_are(
+    dynamic: bool | None,
+) -> None:
+    compiled = torch.compile(_append, dynamic=dynamic)
+    for pages in (16, 20, 7):
+        k, v, slots = torch.randn(3, 2, 8), torch.randn(3, 2, 8), torch.tensor([5, 0, 9])
+        caches = [torch.randn(pages, 4, 2, 8) for _ in "kv"]
+        wanted = [cache.clone() for cache in caches]
+        _append(k, v, *wanted, slots)
+        compiled(k, v, *caches, slots)
+        assert all(map(torch.equal, caches, wanted))
+
+    def rotate(x: Tensor, cache: Tensor, positions: Tensor) -> Tensor:
+        qkv = x * 2
+        q, k, _ = qkv.view(-1, 12, 8).split([6, 3, 3], 1)
+        torch.ops.torch_ops.apply_rope_(q, k, cache, positions)
+        return qkv
+
+    rotated, table = torch.compile(rotate, dynamic=None if dynamic else dynamic), torch.randn(9, 8)
+    for tokens in (4, 7, 5):
+        x, positions = torch.randn(tokens, 96), torch.arange(tokens)
+        torch.testing.assert_close(rotated(x, table, positions), rotate(x, table, positions))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextvars
+import copy
 import itertools
+import operator
 import weakref
 from array import array
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -205,6 +207,8 @@ class AttentionMetadata:
             )
         rest = self._batch - len(query_lens)
         lens = self._checked(query_lens, "query_lens"), self._checked(kv_lens, "kv_lens")
+        if len(lens[0]) != len(lens[1]):
+            _refuse("kv_lens", f"of {len(lens[1])} sequences", f"{len(lens[0])}, as query_lens")
         listed = self._checked_pages(lens[1], pages)
         bounds = [_indptr(lens[0], rest)]
         if pages is None:
@@ -250,14 +254,21 @@ class AttentionMetadata:
         """Pages of the cache, and tokens of a page."""
         return self._num_pages, self.page_size or 0
 
+    def __copy__(self) -> AttentionMetadata:
+        """A copy has a buffer of its own, too."""
+        return copy.deepcopy(self)
+
     def _checked(self, lens: Sequence[int], name: str) -> tuple[int, ...]:
         most = self.tables.max_qo_len if name == "query_lens" else self.tables.max_kv_len
         if len(lens) > self._batch:
             _refuse(name, f"of {len(lens)} sequences", f"at most {self._batch}, as allocated")
-        for number in lens:
-            if not 0 <= number <= most:
-                _refuse(name, list(lens), f"lengths from 0 to {most}, as allocated")
-        return tuple(map(int, lens))
+        try:
+            numbers = tuple(map(operator.index, lens))
+        except TypeError:
+            _refuse(name, list(lens), "whole numbers", kind=TypeError)
+        if not all(0 <= number <= most for number in numbers):
+            _refuse(name, list(lens), f"lengths from 0 to {most}, as allocated")
+        return numbers
 
     def _checked_pages(self, kv_lens: tuple[int, ...], pages: Pages | None) -> Iterable[int]:
         if (pages is None) == (self.kind == "paged"):
@@ -341,7 +352,7 @@ def _indptr(lens: Sequence[int], rest: int) -> array[int]:
     return bounds
 
 
-def _refuse(argument: str, received: object, accepted: str) -> NoReturn:
-    raise ValueError(
-        f"AttentionMetadata: argument {argument!r} is {received} (accepted: {accepted})"
-    )
+def _refuse(
+    argument: str, received: object, accepted: str, *, kind: type[Exception] = ValueError
+) -> NoReturn:
+    raise kind(f"AttentionMetadata: argument {argument!r} is {received} (accepted: {accepted})")
