@@ -243,7 +243,7 @@ def test_what_inductor_would_write_in_a_wrong_place_is_refused(
         k, v, slots = torch.randn(3, 2, 8), torch.randn(3, 2, 8), torch.tensor([5, 0, 9])
         pool = torch.randn(2, pages, 4, 2, 8)
         wanted = pool.clone()
-        _append(k, v, *wanted, slots)
+        _append(k, v, wanted[0], wanted[1], slots)
         try:
             compiled(k, v, *([pool] if inside else pool), slots)
         except TorchRuntimeError as error:
@@ -260,13 +260,13 @@ def test_what_inductor_would_write_in_a_wrong_place_is_refused(
 def test_caches_of_their_own_and_parts_of_rows_are_written_where_they_are(
     dynamic: bool | None,
 ) -> None:
-    compiled = torch.compile(_append, dynamic=dynamic)
+    compiled: Callable[..., None] = torch.compile(_append, dynamic=dynamic)
     for pages in (16, 20, 7):
         k, v, slots = torch.randn(3, 2, 8), torch.randn(3, 2, 8), torch.tensor([5, 0, 9])
         caches = [torch.randn(pages, 4, 2, 8) for _ in "kv"]
         wanted = [cache.clone() for cache in caches]
-        _append(k, v, *wanted, slots)
-        compiled(k, v, *caches, slots)
+        _append(k, v, wanted[0], wanted[1], slots)
+        compiled(k, v, caches[0], caches[1], slots)
         assert all(map(torch.equal, caches, wanted))
 
     def rotate(x: Tensor, cache: Tensor, positions: Tensor) -> Tensor:
