@@ -26,6 +26,7 @@ __all__ = [
 
 _SKIP = _eval_frame._FrameExecStrategy(_eval_frame._FrameAction.SKIP, _eval_frame._FrameAction.SKIP)
 _ATTRIBUTE = "_torch_ops_dependency"
+_is_alias_of = torch._C._is_alias_of  # type: ignore[attr-defined]
 _modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 
 
@@ -131,12 +132,16 @@ def tracing() -> bool:
     return _current_tracer() is not None
 
 
-def misplaced(tensor: torch.Tensor) -> bool:
+def misplaced(tensor: torch.Tensor, others: Sequence[torch.Tensor]) -> bool:
     """Whether Inductor would write a tensor of the frame that is being traced in a wrong place.
 
-    So it is where an offset in a storage varies: it takes that for 0 (pytorch#198068).
+    So it is where others share its storage and an offset there varies: it takes that for 0
+    (pytorch#198068).
     """
-    return _current_tracer() is not None and not isinstance(tensor.storage_offset(), int)
+    if _current_tracer() is None:
+        return False
+    shared = [tensor, *(other for other in others if _is_alias_of(tensor, other))]
+    return len(shared) > 1 and any(not isinstance(x.storage_offset(), int) for x in shared)
 
 
 def depend(

@@ -195,12 +195,13 @@ def _fake(declaration: Declaration, named: bool) -> Callable[..., Any]:
 def _refuse_misplaced(declaration: Declaration, args: tuple[Any, ...]) -> None:
     """Refuse to trace what Inductor would compile to wrong results without a word."""
     for name, value in zip(declaration.signature.parameters, args, strict=False):
-        if name in declaration.mutates and dynamo.misplaced(value):
+        others = [x for x in args if isinstance(x, Tensor) and x is not value]
+        if name in declaration.mutates and dynamo.misplaced(value, others):
             raise TorchOpsError(
                 f"op {declaration.name!r}: argument {name!r}, which is written, lies at an offset "
-                "of its storage that varies with the sizes of a compiled graph; PyTorch's Inductor "
-                "writes it in a wrong place (pytorch#198068). Accepted: a storage of its own, or "
-                "sizes that don't vary (dynamic=False, torch._dynamo.mark_static)"
+                "of a storage it shares that varies with the sizes of a compiled graph; PyTorch's "
+                "Inductor writes it in a wrong place (pytorch#198068). Accepted: a storage of its own, "
+                "or sizes that don't vary (dynamic=False, torch._dynamo.mark_static)"
             )
 
 
