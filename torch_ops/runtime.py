@@ -200,8 +200,8 @@ def _refuse_misplaced(declaration: Declaration, args: tuple[Any, ...]) -> None:
             raise TorchOpsError(
                 f"op {declaration.name!r}: argument {name!r}, which is written, lies at an offset "
                 "of a storage it shares that varies with the sizes of a compiled graph; PyTorch's "
-                "Inductor writes it in a wrong place (pytorch#198068). Accepted: a storage of its own, "
-                "or sizes that don't vary (dynamic=False, torch._dynamo.mark_static)"
+                "Inductor writes it in a wrong place (pytorch#198068). Accepted: a storage of its "
+                "own, or sizes that don't vary (dynamic=False, torch._dynamo.mark_static)"
             )
 
 
