@@ -126,9 +126,12 @@ def gathered(
 
 
 def steps_of(shapes: Sequence[Sequence[int]], strides: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Give the strides of tensors, 0 for dimensions of one element."""
+    """Give the strides of tensors: 0 for dimensions of one element, 1 for such a last one."""
     return [
-        [step if size > 1 else 0 for size, step in zip(shape, steps, strict=True)]
+        [
+            *(step if size > 1 else 0 for size, step in zip(shape[:-1], steps, strict=False)),
+            steps[-1] if shape[-1] > 1 else 1,
+        ]
         for shape, steps in zip(shapes, strides, strict=True)
     ]
 
@@ -145,7 +148,7 @@ def lane_of_steps(steps: Sequence[Sequence[int]], itemsize: int, aligned: bool) 
     if not aligned:
         return 1
     for *outer, last in steps:
-        if last > 1 or any(step % lane for step in outer):
+        if last != 1 or any(step % lane for step in outer):
             return 1
     return lane
 

@@ -42,12 +42,20 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 _LENGTHS = ([1, 0, 9, 3], [300, 40, 0, 17])
 MANY = "more sequences than one look takes"
+REPEATED = "one element for all of a head: "
 
 
 def checks(*, every: bool = False) -> list[str]:
     """Name what is checked: every part of each op in one dtype or the other, or in both."""
     parts = [*CASES, *SIZES, *(f"layout {name}" for name in LAYOUTS)]
-    parts += ["zero", "classes", "laws", "laws of windows", MANY]
+    parts += [
+        "zero",
+        "classes",
+        "laws",
+        "laws of windows",
+        MANY,
+        *(f"{REPEATED}{n}" for n in "qkv"),
+    ]
     return [
         f"{op} {dtype}: {part}"
         for i, op in enumerate(OPS)
@@ -64,7 +72,10 @@ def run(check: str) -> None:
     from torch_ops.testing.proof import proof_of
     from torch_ops.testing.registered import registered
 
-    (op, dtype), part = check.split(": ", maxsplit=1)[0].split(), check.split(": ")[1]
+    (op, dtype), part = check.split(": ", maxsplit=1)[0].split(), check.split(": ", maxsplit=1)[1]
+    if part.startswith(REPEATED):
+        _repeated(op, dtype, "qkv".index(part.removeprefix(REPEATED)))
+        return
     proof, tally = proof_of(op), Tally()
     lawful = part.startswith("laws")
     only = (*LAYERS, *LAWS) if lawful else LAYERS
@@ -74,6 +85,20 @@ def run(check: str) -> None:
         examine(spec, tally, with_laws=lawful)
     if tally.refused or not tally.executed:
         raise AssertionError(f"executed {tally.executed}, refused {dict(tally.refused)}")
+
+
+def _repeated(op: str, dtype: str, place: int) -> None:
+    """Give queries, keys or values with a stride of 0 in the last axis."""
+    from torch_ops.testing import build
+    from torch_ops.testing.registered import registered
+
+    from ..cases.kernels import judge
+
+    (spec,) = _specs(op, dtype, "contig")
+    args = list(build(spec).values())
+    args[place] = args[place][..., :1].expand(args[place].shape)
+    found = registered(op, "triton").call(*args)
+    judge(op, tuple(args), found if isinstance(found, tuple) else (found,))
 
 
 def _specs(op: str, dtype: str, part: str) -> list[Any]:
