@@ -14,10 +14,21 @@ from torch_ops.platform import Platform
 
 from ._attention_hopper import Long, describable, fits
 from ._attention_kernel import attend
-from ._launch import INTERPRETED, Variant
+from ._launch import INTERPRETED, WARP, Variant
 from ._rows import power_of_two
 
-__all__ = ["Config", "config", "forward", "packing", "refusal", "shared_memory"]
+__all__ = [
+    "Config",
+    "arch_of",
+    "config",
+    "forward",
+    "in_powers_of_2",
+    "packing",
+    "positive",
+    "refusal",
+    "shared_memory",
+    "shift_of",
+]
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 _TESTABLE = tuple(d for d in _DTYPES if not INTERPRETED or d != torch.bfloat16)
@@ -125,6 +136,32 @@ def _fitted(wanted: Config, row_bytes: int, limit: int) -> Config:
     return chosen
 
 
+def arch_of(device: int) -> str | None:
+    """Give a GPU's architecture, of a platform's unknown ones the prefix; None for -1, no GPU."""
+    unknown = "gfx" if torch.version.hip else "sm"
+    return None if device < 0 else Platform.detect(f"cuda:{device}").arch or unknown
+
+
+def shift_of(dtype: torch.dtype) -> float:
+    """Give the power of 2 that weights are multiplied by, so that small ones aren't subnormal."""
+    return _SMALL_WEIGHTS if dtype == torch.float16 else 0.0
+
+
+def positive(q: Tensor, scale: float | None) -> tuple[Tensor, float]:
+    """Give queries and a scale above 0, by which scaled logits are largest where logits are."""
+    if scale is None:
+        return q, q.shape[-1] ** -0.5
+    if scale > 0:
+        return q, scale
+    return (-q, -scale) if scale else (q * 0, 1.0)
+
+
+def in_powers_of_2(scale: float, soft_cap: float) -> tuple[float, float]:
+    """Give what takes logits to powers of 2, or with a cap to twice their tanh's; and the cap."""
+    factor = scale * (2 * _LOG2_E / soft_cap if soft_cap > 0 else _LOG2_E)
+    return factor, soft_cap * _LOG2_E
+
+
 _Run = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | None], None]
 
 
@@ -173,10 +210,7 @@ def forward(
     lse = q.new_empty(shape[:3], dtype=torch.float32) if with_lse else None
     if not k.numel() or not out.numel():
         return out.zero_(), None if lse is None else lse.fill_(-math.inf)
-    if scale is None:
-        scale = shape[3] ** -0.5
-    elif scale <= 0:  # scaled logits are largest where logits are for positive ones alone
-        q, scale = (-q, -scale) if scale else (q * 0, 1.0)
+    q, scale = positive(q, scale)
     if q.stride(3) != 1 or k.stride(3) != 1 or v.stride(3) != 1:
         q, k, v = (t if t.stride(3) == 1 else t.contiguous() for t in (q, k, v))
     options = (is_causal, scale, window_left, logits_soft_cap, with_lse)
@@ -221,10 +255,9 @@ def _plan(call: Call) -> _Run | None:
     whole = _BYTES // call.dtype.itemsize
     if lane == 1 and head_dim % whole == 0 and value_dim % whole == 0:
         return None
-    factor = call.scale * (2 * _LOG2_E / call.logits_soft_cap if capped else _LOG2_E)
-    numbers = (factor, call.logits_soft_cap * _LOG2_E, call.window_left if windowed else -1)
-    shift = _SMALL_WEIGHTS if call.dtype == torch.float16 else 0.0
-    flags = (call.is_causal, windowed, capped, call.with_lse, shift)
+    window = call.window_left if windowed else -1
+    numbers = (*in_powers_of_2(call.scale, call.logits_soft_cap), window)
+    flags = (call.is_causal, windowed, capped, call.with_lse, shift_of(call.dtype))
     lasting = [s for s in strides if s is not None]
     if fits(queries, head_dim, value_dim, lane, call.device):
         if not describable(lasting):
@@ -263,14 +296,11 @@ def _variant(
     dtype: torch.dtype, flags: tuple[float, ...], rows: int, device: int
 ) -> tuple[Variant, int]:
     """Give the kernel for a dtype, flags of `attend` and (up to 65) rows of a slot."""
-    unknown = "gfx" if torch.version.hip else "sm"
-    arch = None if device < 0 else Platform.detect(f"cuda:{device}").arch or unknown
     block_d, block_v = (max(16, power_of_two(int(width))) for width in flags[6:8])
-    chosen = config(arch, dtype.itemsize, max(block_d, block_v), rows, int(flags[8]))
+    chosen = config(arch_of(device), dtype.itemsize, max(block_d, block_v), rows, int(flags[8]))
     constants = (*flags, chosen.block_m, chosen.block_n, block_d, block_v, chosen.stages)
     options = {"enable_fp_fusion": True, "num_stages": chosen.stages}
-    threads = chosen.warps * (64 if torch.version.hip else 32)
-    aligned = flags[8] > 1
+    threads, aligned = chosen.warps * WARP, flags[8] > 1
     made = attend.variant(constants, threads, device, aligned=aligned, options=options)
     return made, chosen.block_m
 

@@ -22,6 +22,7 @@ from torch_ops.errors import CaptureError
 __all__ = [
     "INTERPRETED",
     "INTERPRETED_TILE",
+    "WARP",
     "Kernel",
     "Launch",
     "Variant",
@@ -36,7 +37,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 INTERPRETED_TILE = 8192  # elements; the interpreter costs time per program, not per element
 _REMEMBERED = 4096
-_WARP = 64 if torch.version.hip else 32
+WARP = 64 if torch.version.hip else 32
 _current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: -1)
 _current_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda _: 0)
 
@@ -113,7 +114,7 @@ class Variant:
                 *pointers,
                 *numbers,
                 *self.constants,
-                num_warps=max(1, self.threads // _WARP),
+                num_warps=max(1, self.threads // WARP),
                 **self._options,
             )
         if self._compiled is None and not INTERPRETED:

@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ._launch import INTERPRETED, INTERPRETED_TILE, Variant, device_function, kernel
-from ._pages import gathered
+from ._pages import gathered, lane_of_steps
 from ._rows import power_of_two
 
 __all__ = ["write"]
@@ -99,10 +99,7 @@ def _plan(
         aligned: Whether all addresses are multiples of 16 bytes.
     """
     page, *widths = sizes
-    lane = _BYTES // dtype.itemsize
-    regular = all(last == 1 and not any(s % lane for s in steps) for *steps, last in strides)
-    if not aligned or not regular:
-        lane = 1
+    lane = lane_of_steps(strides, dtype.itemsize, aligned)
     block_d, block_v = (power_of_two(max(width, lane)) for width in widths)
     tile = INTERPRETED_TILE if INTERPRETED else _TILE // dtype.itemsize
     block_r = max(1, tile // max(block_d, block_v))

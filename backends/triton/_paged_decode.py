@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from torch_ops.platform import Platform
-
-from ._attention import shared_memory
-from ._launch import Variant
+from ._attention import arch_of, in_powers_of_2, positive, shared_memory, shift_of
+from ._launch import WARP, Variant
 from ._paged_decode_kernel import decode, unite
-from ._pages import id_count, lane_of_steps, regular, steps_of
+from ._pages import LONGEST_WINDOW, id_count, lane_of_steps, regular, steps_of
 from ._rows import power_of_two
 
 __all__ = ["CONFIGS", "Config", "config", "forward"]
 
-_LOG2_E = math.log2(math.e)
 _BYTES = 16
-_SMALL_WEIGHTS = 14.0  # as in dense attention: room for what is summed in float16
 _SEQUENCES = 512  # looked through at once for the owner of a piece
 _UNITED = 16  # pieces that are summed at once
 _ROWS = 32  # more go to tensor cores that mustn't run beside loads one by one: see `_attention`
-_LONGEST = 2**30  # of windows; places are 32 bits wide, and may be negative
 _INTERPRETED_MULTIPROCESSORS = 4
 
 
@@ -118,10 +112,7 @@ def forward(
     out = q.new_empty((*q.shape[:2], v_cache.shape[3]))
     if not out.numel() or not k_cache.numel() or not kv_indices.numel():
         return out.zero_()
-    if scale is None:
-        scale = q.shape[2] ** -0.5
-    elif scale <= 0:  # scaled logits are largest where logits are for positive ones alone
-        q, scale = (-q, -scale) if scale else (q * 0, 1.0)
+    q, scale = positive(q, scale)
     q = regular(q)
     call = Call(
         (q.shape, k_cache.shape, v_cache.shape),
@@ -177,7 +168,7 @@ class _Plan:
         group, self._value_dim = self._heads // kv_heads, shape[3]
         block_m = max(16, min(power_of_two(group), _ROWS))
         width = max(16, power_of_two(max(head_dim, shape[3])))
-        chosen = call.chosen or config(_arch(call.device), call.dtype.itemsize, width, block_m)
+        chosen = call.chosen or config(arch_of(call.device), call.dtype.itemsize, width, block_m)
         self._groups = kv_heads * -(-group // block_m)
         self._align = align = max(1, chosen.block_n // page)
         self._share = -(-chosen.least * chosen.block_n // (page * align)) * align
@@ -186,9 +177,8 @@ class _Plan:
         self._pieces = pieces // self._batch * self._batch or pieces
         self._span = call.window_left // page + 2 if call.window_left >= 0 else 0
         capped = call.logits_soft_cap > 0
-        factor = call.scale * (2 * _LOG2_E / call.logits_soft_cap if capped else _LOG2_E)
-        self._window = min(call.window_left, _LONGEST)
-        self._scaling = (factor, call.logits_soft_cap * _LOG2_E, self._window)
+        self._window = min(call.window_left, LONGEST_WINDOW)
+        self._scaling = (*in_powers_of_2(call.scale, call.logits_soft_cap), self._window)
         self._pages = pages
         self._steps = [step // lane for each in steps for step in each]
         self._variants = {
@@ -236,11 +226,6 @@ def _multiprocessors(device: int) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
-def _arch(device: int) -> str | None:
-    unknown = "gfx" if torch.version.hip else "sm"
-    return None if device < 0 else Platform.detect(f"cuda:{device}").arch or unknown
-
-
 @functools.cache
 def _variants(
     dtype: torch.dtype, chosen: Config, flags: tuple[bool, bool, bool], sizes: tuple[int, ...],
@@ -249,16 +234,15 @@ def _variants(
     """Give both kernels for a dtype, (windowed, capped, split) and sizes from GROUP to IDS."""
     head_dim, value_dim, lane, page, align, ids = sizes[1:]
     block_d, block_v = (max(16, power_of_two(width)) for width in (head_dim, value_dim))
-    shift = _SMALL_WEIGHTS if dtype == torch.float16 else 0.0
     stages = chosen.stages if ids else 2 * chosen.stages - 1
     constants = (
-        *flags, shift, *sizes, _SEQUENCES, block_m, chosen.block_n, block_d, block_v, stages,
+        *flags, shift_of(dtype), *sizes, _SEQUENCES,
+        block_m, chosen.block_n, block_d, block_v, stages,
     )  # fmt: skip
     options = {"enable_fp_fusion": True, "num_stages": stages}
-    warp = 64 if torch.version.hip else 32
     aligned = lane > 1
-    first = decode.variant(constants, chosen.warps * warp, device, aligned=aligned, options=options)
+    first = decode.variant(constants, chosen.warps * WARP, device, aligned=aligned, options=options)
     last = unite.variant(
-        (flags[0], value_dim, page, align, block_v, _UNITED), 4 * warp, device, aligned=True
+        (flags[0], value_dim, page, align, block_v, _UNITED), 4 * WARP, device, aligned=True
     )
     return first, last

@@ -11,6 +11,7 @@ from torch import Tensor
 from ._launch import device_function
 
 __all__ = [
+    "LONGEST_WINDOW",
     "gathered",
     "id_count",
     "ids_of_tile",
@@ -24,6 +25,7 @@ __all__ = [
     "steps_of",
 ]
 
+LONGEST_WINDOW = 2**30  # places are 32 bits wide, and may be negative
 _BYTES = 16
 _MOST_IDS = 8  # of a tile, that are loaded one by one
 

@@ -10,21 +10,23 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torch_ops.platform import Platform
-
-from ._attention import config
-from ._launch import Variant
-from ._pages import id_count, lane_of_steps, regular, regular_pages, steps_of
+from ._attention import arch_of, config, in_powers_of_2, positive, shift_of
+from ._launch import WARP, Variant
+from ._pages import (
+    LONGEST_WINDOW,
+    id_count,
+    lane_of_steps,
+    regular,
+    regular_pages,
+    steps_of,
+)
 from ._ragged_kernel import attend_ragged
 from ._rows import power_of_two
 
 __all__ = ["Bounds", "forward"]
 
-_LOG2_E = math.log2(math.e)
 _BYTES = 16
-_SMALL_WEIGHTS = 14.0  # as in dense attention: room for what is summed in float16
 _SEQUENCES = 512  # looked through at once for the owner of a tile
-_LONGEST = 2**30  # of windows; places are 32 bits wide, and may be negative
 
 
 class Bounds(NamedTuple):
@@ -77,10 +79,7 @@ def forward(
     listed = k.shape[0] if indices is None else indices.shape[0]
     if not out.numel() or not k.numel() or not listed or not batch:
         return out.zero_(), None if lse is None else lse.fill_(-math.inf)
-    if scale is None:
-        scale = q.shape[2] ** -0.5
-    elif scale <= 0:  # scaled logits are largest where logits are for positive ones alone
-        q, scale = (-q, -scale) if scale else (q * 0, 1.0)
+    q, scale = positive(q, scale)
     q = regular(q)
     if indices is None:
         k, v = regular(k), regular(v)
@@ -125,7 +124,7 @@ def _plan(call: _Call) -> _Plan:
         for each in steps[1:]:
             each.insert(0, 0)
     capped = call.logits_soft_cap > 0
-    factor = call.scale * (2 * _LOG2_E / call.logits_soft_cap if capped else _LOG2_E)
+    window = min(call.window_left, LONGEST_WINDOW)
     variant, block_m = _variant(
         call.dtype, (call.is_causal, call.window_left >= 0, capped, call.with_lse),
         (heads // kv_heads, head_dim, value_dim, lane, page), call.rows, call.device,
@@ -133,7 +132,7 @@ def _plan(call: _Call) -> _Plan:
     return _Plan(
         variant,
         block_m,
-        (factor, call.logits_soft_cap * _LOG2_E, min(call.window_left, _LONGEST)),
+        (*in_powers_of_2(call.scale, call.logits_soft_cap), window),
         tuple(step // lane for each in steps for step in each),
     )
 
@@ -143,19 +142,16 @@ def _variant(
     dtype: torch.dtype, flags: tuple[bool, ...], sizes: tuple[int, ...], rows: int, device: int
 ) -> tuple[Variant, int]:
     """Give the kernel for a dtype, flags from CAUSAL to LSE, sizes from GROUP to PAGE, and rows."""
-    unknown = "gfx" if torch.version.hip else "sm"
-    arch = None if device < 0 else Platform.detect(f"cuda:{device}").arch or unknown
     block_d, block_v = (max(16, power_of_two(width)) for width in sizes[1:3])
     lane, page = sizes[3:]
-    chosen = config(arch, dtype.itemsize, max(block_d, block_v), rows, lane)
-    shift = _SMALL_WEIGHTS if dtype == torch.float16 else 0.0
+    chosen = config(arch_of(device), dtype.itemsize, max(block_d, block_v), rows, lane)
     ids = id_count(chosen.block_n, page)
     stages = chosen.stages if ids or not page else 2 * chosen.stages - 1
     constants = (
-        *flags, shift, *sizes, ids, _SEQUENCES,
+        *flags, shift_of(dtype), *sizes, ids, _SEQUENCES,
         chosen.block_m, chosen.block_n, block_d, block_v, stages,
     )  # fmt: skip
     options = {"enable_fp_fusion": True, "num_stages": stages}
-    threads = chosen.warps * (64 if torch.version.hip else 32)
+    threads = chosen.warps * WARP
     made = attend_ragged.variant(constants, threads, device, aligned=lane > 1, options=options)
     return made, chosen.block_m

@@ -89,10 +89,9 @@ def run(check: str) -> None:
 
 def _repeated(op: str, dtype: str, place: int) -> None:
     """Give queries, keys or values with a stride of 0 in the last axis."""
+    from tests.cases.kernels import judge
     from torch_ops.testing import build
     from torch_ops.testing.registered import registered
-
-    from ..cases.kernels import judge
 
     (spec,) = _specs(op, dtype, "contig")
     args = list(build(spec).values())
