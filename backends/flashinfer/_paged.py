@@ -13,11 +13,9 @@ from torch_ops.attention.metadata import AttentionMetadata
 from torch_ops.attention.prepared import AttentionSpec
 from torch_ops.errors import BackendUnavailableError
 
-from . import _modules, _ragged
+from . import _modules, _ragged, _sequences
 
 __all__ = ["Plan"]
-
-_WORKSPACE = 128 << 20  # bytes, for what split keys leave to be merged
 
 
 class Plan:
@@ -33,7 +31,7 @@ class Plan:
         tables = metadata.tables
         assert tables.kv_indices is not None
         assert tables.kv_last_page_len is not None
-        workspace = torch.zeros(_WORKSPACE, dtype=torch.uint8, device=tables.qo_indptr.device)
+        workspace = torch.zeros(_sequences.ROOM, dtype=torch.uint8, device=tables.qo_indptr.device)
         _ragged.load("fa2", dtype, spec.head_dim, spec.window_left >= 0)  # of the same module
         self._wrapper = _modules.package("prefill").BatchPrefillWithPagedKVCacheWrapper(
             workspace,
@@ -82,11 +80,9 @@ class Plan:
         if k.stride() != v.stride():
             _refuse(limits.strides("v", v, f"those of k, {k.stride()}"))
         for name, cache in (("k", k), ("v", v)):
-            *outer, last = cache.stride()
-            if last != 1 or any(step & 7 for step in outer):
-                _refuse(limits.strides(name, cache, "1 for the last axis, multiples of 8 before"))
-            if cache.data_ptr() & 15:
-                _refuse(limits.misaligned(name, cache, "16"))
+            reason = _sequences.layout(name, cache)
+            if reason is not None:
+                _refuse(reason)
         if q.stride()[1:] != (q.shape[2], 1) or q.data_ptr() & 15:
             q = q.clone(memory_format=torch.contiguous_format)
         out = torch.zeros_like(q)  # FlashInfer writes no rows behind the last sequence

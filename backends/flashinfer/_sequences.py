@@ -20,7 +20,7 @@ from torch_ops.once import capturing
 
 from . import _modules, _prefill, _ragged
 
-__all__ = ["Call", "Table", "attend", "refusal"]
+__all__ = ["ROOM", "Call", "Table", "attend", "layout", "refusal"]
 
 ROOM = 128 << 20  # bytes for parts of split keys, as FlashInfer recommends
 _LOG_2 = math.log(2)
@@ -84,7 +84,7 @@ def refusal(
     if not (q.numel() and k.numel()):
         return None
     for name, x in zip(("q", *names), (q, k, v), strict=True):
-        reason = _layout(name, x)
+        reason = layout(name, x)
         if reason is not None:
             return reason
     if k.dim() == 4 and _steps(k) != _steps(v):
@@ -96,7 +96,7 @@ def _steps(x: Tensor) -> list[int]:
     return [step for size, step in zip(x.shape, x.stride(), strict=True) if size > 1]
 
 
-def _layout(name: str, x: Tensor) -> str | None:
+def layout(name: str, x: Tensor) -> str | None:
     """Give why a tensor can't be read where it lies."""
     *steps, last = x.stride()
     used = [step for size, step in zip(x.shape, steps, strict=False) if size > 1]
