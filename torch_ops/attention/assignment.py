@@ -64,7 +64,5 @@ def assign_attention_backends(
             refused={},
         )
     chosen = {name: layer for name, layer in everything.items() if roles[name] in targets}
-    pinned = tuple(name for name, layer in chosen.items() if layer.required_backend is not None)
-    free = {name: layer for name, layer in chosen.items() if name not in pinned}
-    wanted = {name: targets[roles[name]] for name in free}
-    return swap(wanted, free, pinned, everything.values(), dry_run)
+    wanted = {name: targets[roles[name]] for name in chosen}
+    return swap(wanted, chosen, everything.values(), dry_run)

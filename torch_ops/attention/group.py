@@ -54,7 +54,7 @@ class State:
         return state
 
 
-_NOTHING = State.of({})
+_NOTHING = State.of({})  # kept for ever: going back to it replays what was recorded for it
 
 
 class Group:

@@ -90,10 +90,11 @@ class AttentionMetadata:
         self.judged: set[Hashable] = set()
         self._batch, self._num_pages, self._max_pages = batch, num_pages, max_pages
         self._plans: dict[Hashable, tuple[PreparedAttention, Any]] = {}
-        size = 2 * (batch + 1) + (0 if page_size is None else batch + max_pages)
-        self._buffer = torch.zeros(size, dtype=torch.int32, device=device)
         self._bounds = max_query_len, max_kv_len
-        self.host = self.tables = self._split(self._buffer)
+        size = 2 * (batch + 1) + (0 if page_size is None else batch)
+        self._numbers = torch.zeros(size, dtype=torch.int32)
+        self._buffer = torch.zeros(size + max_pages, dtype=torch.int32, device=device)
+        self.host, self.tables = self._split(self._numbers), self._split(self._buffer)
         self._name()
 
     def _name(self) -> None:
@@ -108,14 +109,12 @@ class AttentionMetadata:
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave to the original what is its own: its name, and what backends planned for it."""
-        numbers = self._numbers(self.host).cpu()
         own = ("_step", "_plans", "judged", "tables", "host")
-        return {k: v for k, v in vars(self).items() if k not in own} | {"numbers": numbers}
+        return {name: value for name, value in vars(self).items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        numbers = state.pop("numbers")
         vars(self).update(state, _plans={}, judged=set())
-        self.tables, self.host = self._split(self._buffer), self._split(numbers)
+        self.host, self.tables = self._split(self._numbers), self._split(self._buffer)
         self._name()
 
     @classmethod
@@ -219,27 +218,20 @@ class AttentionMetadata:
             tails = [(length - 1) % size + 1 if length else 0 for length in lens[1]]
             bounds.append(array("i", [*tails, *[0] * rest]))
         numbers = torch.frombuffer(array("i", itertools.chain(*bounds, listed)), dtype=torch.int32)
-        before = self.host, self.query_lens, self.kv_lens
+        before = self._numbers, self.query_lens, self.kv_lens
         try:
-            self._take(self._split(numbers), *lens)
+            self._take(numbers, *lens)
         except BaseException:
             self._take(*before)
             raise
 
-    def _take(self, host: Tables, query_lens: tuple[int, ...], kv_lens: tuple[int, ...]) -> None:
+    def _take(self, numbers: Tensor, query_lens: tuple[int, ...], kv_lens: tuple[int, ...]) -> None:
         """Put numbers where graphs read them, and plan what backends keep for them."""
-        self.host, self.query_lens, self.kv_lens = host, query_lens, kv_lens
-        self.judged = set()
-        numbers = self._numbers(host)
+        self._numbers, self.query_lens, self.kv_lens = numbers, query_lens, kv_lens
+        self.host, self.judged = self._split(numbers), set()
         self._buffer[: numbers.numel()].copy_(numbers)
         for prepared, state in self._plans.values():
             prepared.plan(self, state)
-
-    @staticmethod
-    def _numbers(tables: Tables) -> Tensor:
-        """Give tables one after another, in the order of the buffer."""
-        order = tables.qo_indptr, tables.kv_indptr, tables.kv_last_page_len, tables.kv_indices
-        return torch.cat([table for table in order if table is not None])
 
     def _split(self, buffer: Tensor) -> Tables:
         """See a step's numbers, one after another, as tables."""

@@ -259,8 +259,7 @@ def override_attention_backend(
     member = None if target is None else AttentionBackend(target)
     layers = select(model, where)
     pinned = {name: layer for name, layer in layers.items() if layer._rules.required is not None}
-    free = {name: layer for name, layer in layers.items() if name not in pinned}
-    if not free and not allow_noop:
+    if len(pinned) == len(layers) and not allow_noop:
         names = list(select(model, None))
         some = listing(names[:3]) + (", ..." if len(names) > 3 else "")
         raise AttentionOverrideError(
@@ -272,54 +271,53 @@ def override_attention_backend(
             refused={name: (_pinned_reason(layer),) for name, layer in pinned.items()},
         )
     everything = layers.values() if where is None else select(model, None).values()
-    return swap(dict.fromkeys(free, member), free, tuple(pinned), everything, dry_run)
+    return swap(dict.fromkeys(layers, member), layers, everything, dry_run)
 
 
 def swap(
     targets: Mapping[str, Target | None],
     layers: Mapping[str, Attention],
-    pinned: tuple[str, ...],
     together: Iterable[Attention],
     dry_run: bool,
 ) -> OverrideToken:
-    """Override each layer with its target, all or none.
+    """Override each layer that isn't pinned with its target, all or none.
 
     Args:
         targets: Families by layer's name.
         layers: The layers by name.
-        pinned: Names of selected layers that are pinned.
         together: Layers that change together from now on.
         dry_run: Prepare and validate alone.
     """
-    wanted = {layer: targets[name] for name, layer in layers.items()}
+    free = {name: layer for name, layer in layers.items() if layer._rules.required is None}
+    pinned = tuple(name for name in layers if name not in free)
     unprepared = {
-        name: layer for name, layer in layers.items() if not _is_prepared(layer, targets[name])
+        name: layer for name, layer in free.items() if not _is_prepared(layer, targets[name])
     }
-    with _lock, _kept_on_success({layer: wanted[layer] for layer in unprepared.values()}):
+    with _lock, _kept_on_success({layer: targets[name] for name, layer in unprepared.items()}):
         refused = {
             name: reasons
             for name, layer in unprepared.items()
             if (reasons := _prepare(layer, targets[name]))
         }
         if refused:
-            names = {"None" if one is None else str(one) for one in targets.values()}
+            names = {str(targets[name]) for name in free}
             raise _refusal(
                 f"Attention backend override {', '.join(map(repr, sorted(names)))} is refused by "
-                f"{len(refused)} of {len(layers) + len(pinned)} layers",
+                f"{len(refused)} of {len(layers)} layers",
                 refused,
             )
         before = {
             name: (layer, override, layer._changed_by)
-            for name, layer in layers.items()
+            for name, layer in free.items()
             if (override := layer._override) != targets[name]
         }
         switched = tuple(before)
-        unchanged = tuple(name for name in layers if name not in before)
+        unchanged = tuple(name for name in free if name not in before)
         if dry_run:
             before = {}
         elif switched:
             unite(together)
-            _commit({layer: wanted[layer] for layer, _, _ in before.values()})
+            _commit({layer: targets[name] for name, (layer, _, _) in before.items()})
         report = OverrideReport(switched, unchanged, pinned, _generation)
         return OverrideToken(report, before)
 
