@@ -132,15 +132,15 @@ def tracing() -> bool:
     return _current_tracer() is not None
 
 
-def misplaced(tensor: torch.Tensor, others: Sequence[torch.Tensor]) -> bool:
+def misplaced(tensor: torch.Tensor, arguments: Sequence[torch.Tensor]) -> bool:
     """Whether Inductor would write a tensor of the frame that is being traced in a wrong place.
 
-    So it is where others share its storage and an offset there varies: it takes that for 0
-    (pytorch#198068).
+    So it is where other arguments share its storage and an offset there varies: it takes that for
+    0 (pytorch#198068).
     """
     if _current_tracer() is None:
         return False
-    shared = [tensor, *(other for other in others if _is_alias_of(tensor, other))]
+    shared = [argument for argument in arguments if _is_alias_of(tensor, argument)]
     return len(shared) > 1 and any(not isinstance(x.storage_offset(), int) for x in shared)
 
 

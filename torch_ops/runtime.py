@@ -194,9 +194,9 @@ def _fake(declaration: Declaration, named: bool) -> Callable[..., Any]:
 
 def _refuse_misplaced(declaration: Declaration, args: tuple[Any, ...]) -> None:
     """Refuse to trace what Inductor would compile to wrong results without a word."""
+    tensors = [arg for arg in args if isinstance(arg, Tensor)]
     for name, value in zip(declaration.signature.parameters, args, strict=False):
-        others = [x for x in args if isinstance(x, Tensor) and x is not value]
-        if name in declaration.mutates and dynamo.misplaced(value, others):
+        if name in declaration.mutates and dynamo.misplaced(value, tensors):
             raise TorchOpsError(
                 f"op {declaration.name!r}: argument {name!r}, which is written, lies at an offset "
                 "of a storage it shares that varies with the sizes of a compiled graph; PyTorch's "
