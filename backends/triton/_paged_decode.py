@@ -66,7 +66,7 @@ def config(arch: str | None, itemsize: int, width: int, rows: int) -> Config:
         return Config(64, 4, 1, 4, 1)
     if itemsize == 4 or arch.startswith("gfx"):
         return Config(32 if width <= 128 else 16, 4, 1, 4, 8)
-    chosen = Config(32, 2 if rows <= 16 and width <= 128 else 4, 3, 1, 8)
+    chosen = Config(32, 4, 4 if rows <= 16 and width <= 128 else 3, 1, 8)
     row = width * itemsize
     staged = 2 * (chosen.stages - 1) * chosen.block_n * row
     used = staged + rows * row + 2048  # queries, what warps exchange, and what is reserved
