@@ -14,12 +14,14 @@ CANDIDATES := $(or $(PYTHON),python3 python3.13 python3.12 python3.11 python)
 READY := $(VENV)/ready-$(notdir $(CONSTRAINTS))
 CHECKED := torch_ops backends tests benchmarks
 
-.PHONY: help setup demo test lint format clean
+.PHONY: help setup demo test test-exhaustive lint format clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo    set up .venv and answer a question with a real model"
 	@echo "make test    set up .venv and run the tests"
+	@echo "make test-exhaustive"
+	@echo "             the same, and in every dtype what those sample"
 	@echo "make lint    check style and types"
 	@echo "make format  apply the style"
 	@echo "make clean   remove .venv and what was built"
@@ -30,6 +32,9 @@ demo: $(READY)
 	@$(BIN)/torch-ops demo
 
 test: $(READY)
+	@$(BIN)/pytest -n $(PROCESSES) --dist loadfile -m "not exhaustive"
+
+test-exhaustive: $(READY)
 	@$(BIN)/pytest -n $(PROCESSES) --dist loadfile
 
 lint: $(READY)

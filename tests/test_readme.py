@@ -145,7 +145,7 @@ def test_make_commands_are_targets(command: str) -> None:
     assert done.returncode == 0, done.stderr
     runs = {
         "make demo": ".venv/bin/torch-ops demo",
-        "make test": ".venv/bin/pytest -n 2 --dist loadfile",
+        "make test": '.venv/bin/pytest -n 2 --dist loadfile -m "not exhaustive"',
     }
     assert done.stdout.splitlines()[-1] == runs[command]
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import re
+import weakref
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -186,6 +188,34 @@ def test_compiled_modules_are_seen_through(model: Any) -> None:
     prepare_attention_backend_override(wrapped, "torch_flash")
     apply_attention_backend_override(wrapped, "torch_flash")
     assert wrapped.backend is AttentionBackend.TORCH_FLASH
+
+
+def test_parts_that_came_later_are_found(model: nn.Module) -> None:
+    """Names are kept from one override to the next, but never those of another structure."""
+    override_attention_backend(model, "torch_math")
+    first = model["blocks"][0]
+    first["late"] = late = Attention(4, 8)
+    report = override_attention_backend(model, "torch_math").report
+    assert report.switched == ("blocks.0.late",)
+    model["head"].inner = inner = Attention(4, 8)  # in what was a leaf
+    first["self"] = other = Attention(4, 8, 2, is_causal=True)
+    del first["cross"]
+    report = override_attention_backend(model, "torch_flash").report
+    found = ("blocks.0.late", "blocks.0.self", *NAMES[2:], "head.inner")
+    assert sorted(report.switched) == sorted(found)
+    assert support.backends(model) == ["torch_flash"] * 5
+    override_attention_backend(model, "torch_math")
+    assert [str(layer._override) for layer in (late, other, inner)] == ["torch_math"] * 3
+
+
+def test_a_model_whose_parts_know_it_is_freed() -> None:
+    model = nn.Sequential(Attention(4, 8), nn.Linear(2, 2))
+    model[1].above = [model]  # type: ignore[assignment]
+    override_attention_backend(model, "torch_math")
+    gone = [weakref.ref(module) for module in model.modules()]
+    del model
+    gc.collect()
+    assert [module() for module in gone] == [None] * 3
 
 
 def test_a_shared_layer_is_one_layer_under_any_of_its_names() -> None:

@@ -73,7 +73,7 @@ def test_compiles_in_every_dtype_with_every_head_dim() -> None:
     assert [broken for broken in found.values() if broken] == []
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.timeout(1200)
 def test_interpreted_in_every_dtype() -> None:
     flags = {"TRITON_INTERPRET": "1", "PYTHONWARNINGS": "ignore"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch import Tensor
@@ -123,9 +123,13 @@ class Cache:
                     self._prepared[key] = prepared
             return prepared
 
-    def fits(self, member: AttentionBackend) -> bool:
-        """Whether a family is prepared wherever the layer was seen, and nothing changed since."""
-        return self._fit.get(member) == policy.generation
+    def fit(self, members: Iterable[AttentionBackend], generation: int) -> bool:
+        """Whether families are prepared wherever the layer was seen, and nothing changed since."""
+        fit = self._fit
+        for member in members:  # noqa: SIM110  # a generator for each layer would cost more
+            if fit.get(member) != generation:
+                return False
+        return True
 
     def judged(self, member: AttentionBackend, generation: int) -> None:
         """Remember that a family fits under a policy's generation."""

@@ -127,10 +127,6 @@ def _prepare(layer: Attention, target: Target | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(reasons))
 
 
-def _is_prepared(layer: Attention, target: Target | None) -> bool:
-    return all(layer._cache.fits(member) for member in _families(layer, target))
-
-
 def _against(layer: Attention, member: AttentionBackend) -> list[str]:
     reasons: list[str] = []
     generation = policy.generation
@@ -290,8 +286,11 @@ def swap(
     """
     free = {name: layer for name, layer in layers.items() if layer._rules.required is None}
     pinned = tuple(name for name in layers if name not in free)
+    generation = policy.generation
     unprepared = {
-        name: layer for name, layer in free.items() if not _is_prepared(layer, targets[name])
+        name: layer
+        for name, layer in free.items()
+        if not layer._cache.fit(_families(layer, targets[name]), generation)
     }
     with _lock, _kept_on_success({layer: targets[name] for name, layer in unprepared.items()}):
         refused = {
@@ -306,10 +305,11 @@ def swap(
                 f"{len(refused)} of {len(layers)} layers",
                 refused,
             )
+        overrides = {group: group.overrides for group in {layer._group for layer in free.values()}}
         before = {
             name: (layer, override, layer._changed_by)
             for name, layer in free.items()
-            if (override := layer._override) != targets[name]
+            if (override := overrides[layer._group].get(layer._cache.slot)) != targets[name]
         }
         switched = tuple(before)
         unchanged = tuple(name for name in free if name not in before)

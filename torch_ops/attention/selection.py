@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import fnmatch
 import hashlib
+import operator
+import weakref
 from collections.abc import Callable
 
 from torch import nn
 
+from torch_ops.attention.group import default_group
 from torch_ops.attention.layer import Attention
 from torch_ops.errors import TorchOpsError
 
@@ -29,7 +32,7 @@ def select(
             "(accepted: None, a glob over qualified names, or a predicate of name and layer)"
         )
     selected: dict[Attention, str] = {}
-    for name, layer in _named(model):
+    for name, layer in _names(model).layers:
         if layer not in selected and _wanted(name, layer, where):
             selected[layer] = name
     return {name: layer for layer, name in selected.items()}
@@ -41,6 +44,41 @@ def _wanted(
     if where is None:
         return True
     return fnmatch.fnmatchcase(name, where) if isinstance(where, str) else where(name, layer)
+
+
+class _Names:
+    """Names of a model's layers, for as long as its modules have the same parts.
+
+    Attributes:
+        layers: Every layer under all of its names.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.layers = _named(model)
+        self._parts = [module._modules for module in model.modules()]
+        self._then = [parts.copy() for parts in self._parts]
+
+    def hold(self) -> bool:
+        """Whether no module has gained, lost or changed a part."""
+        return all(map(operator.eq, self._parts, self._then))
+
+
+# The group of a model's layers keeps its names, which keep modules: they are gone with the model.
+_known: weakref.WeakKeyDictionary[nn.Module, weakref.ref[_Names]] = weakref.WeakKeyDictionary()
+
+
+def _names(model: nn.Module) -> _Names:
+    """Give the names of a model's layers, those from before where they hold: a swap is fast."""
+    known = _known.get(model)
+    names = None if known is None else known()
+    if names is not None and names.hold():
+        return names
+    names = _Names(model)
+    groups = {layer._group for _, layer in names.layers}
+    if len(groups) == 1 and groups != {default_group}:
+        groups.pop().names = names
+        _known[model] = weakref.ref(names)
+    return names
 
 
 def _named(model: nn.Module) -> list[tuple[str, Attention]]:
