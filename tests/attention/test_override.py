@@ -193,11 +193,12 @@ def test_compiled_modules_are_seen_through(model: Any) -> None:
 def test_parts_that_came_later_are_found(model: nn.Module) -> None:
     """Names are kept from one override to the next, but never those of another structure."""
     override_attention_backend(model, "torch_math")
-    first = model["blocks"][0]
+    first: Any = model.blocks[0]  # type: ignore[index]
     first["late"] = late = Attention(4, 8)
     report = override_attention_backend(model, "torch_math").report
     assert report.switched == ("blocks.0.late",)
-    model["head"].inner = inner = Attention(4, 8)  # in what was a leaf
+    head: Any = model.head
+    head.inner = inner = Attention(4, 8)  # in what was a leaf
     first["self"] = other = Attention(4, 8, 2, is_causal=True)
     del first["cross"]
     report = override_attention_backend(model, "torch_flash").report

@@ -63,9 +63,11 @@ class Group:
     Attributes:
         route: The empty tensor that carries the state's id into the operator; the one place where
             it is told what runs.
+        names: What `selection` keeps of the model that the layers are in.
     """
 
     def __init__(self) -> None:
+        self.names: object = None
         self._routes: OrderedDict[State, Tensor] = OrderedDict()
         self.route = self.route_of({})
 
