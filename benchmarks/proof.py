@@ -40,7 +40,7 @@ GUESSES = {"inductor": 60.0, "triton": 20.0, "flashinfer": 20.0}
 GUESS = 10.0
 LONG = 60.0  # a process that may take longer is split by dtype
 # Inductor compiles each class of calls for seconds: so many of them a dtype.
-COMPILED_CLASSES = 6
+COMPILED_CLASSES = 9
 _ONE = """
 import json, sys
 from torch_ops.testing.verify import verify

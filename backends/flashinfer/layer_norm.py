@@ -27,13 +27,13 @@ def supports(
             return f"{name} None (required by the kernel)"
         if vector.dtype is not torch.float32:
             return limits.unsupported(name, vector, (torch.float32,))
-        if not vector.is_contiguous():
+        if vector.stride(0) != 1:  # also of a single element
             return limits.strides(name, vector, "1")
         if vector.data_ptr() & 7:
             return limits.misaligned(name, vector, "8")
     if x.numel() == 0:
         return None
-    if not x.is_contiguous():
+    if not x.is_contiguous() or x.stride(-1) != 1:
         return limits.strides("x", x, "contiguous")
     if x.data_ptr() & 3:
         return limits.misaligned("x", x, "4")

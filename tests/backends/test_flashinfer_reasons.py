@@ -34,6 +34,14 @@ LAYER_NORMS: dict[str, tuple[tuple[Any, ...], str]] = {
         (t(3, 64, dtype=BRAIN), vector, torch.empty(128)[::2]),
         "bias strides (2,) for shape [64] (supported: 1)",
     ),
+    "strides of one element": (
+        (t(3, 1, dtype=BRAIN), torch.empty(2)[::2], torch.empty(1)),
+        "weight strides (2,) for shape [1] (supported: 1)",
+    ),
+    "strides of one column": (
+        (t(1, 2, dtype=BRAIN)[:, ::2], torch.empty(1), torch.empty(1)),
+        "x strides (2, 2) for shape [1, 1] (supported: contiguous)",
+    ),
     "bias pointer": (
         (t(3, 64, dtype=BRAIN), vector, off(vector)),
         "bias is aligned to 4 bytes (supported: 8)",
