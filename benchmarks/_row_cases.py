@@ -43,7 +43,10 @@ class Case:
         return f"{self.op} {self.rows}x{self.columns}{kind}{extra}"
 
 
-NORMS = ("rms_norm", "fused_add_rms_norm", "fused_add_rms_norm_", "gemma_rms_norm", "layer_norm")
+NORMS = (
+    "rms_norm", "fused_add_rms_norm", "fused_add_rms_norm_", "gemma_rms_norm", "layer_norm",
+    "gemma_fused_add_rms_norm",
+)  # fmt: skip
 GATES = ("silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul")
 ROPES = ("apply_rope", "apply_rope_")
 
@@ -63,6 +66,7 @@ CASES = (
     Case("fused_add_rms_norm", 16384, 8192),
     Case("fused_add_rms_norm", 65536, 1024),
     Case("fused_add_rms_norm_", 4096, 4096),
+    Case("gemma_fused_add_rms_norm", 4096, 4096),
     Case("fused_add_rms_norm_", 16384, 8192),
     Case("layer_norm", 4096, 4096),
     Case("layer_norm", 16384, 8192),
@@ -108,7 +112,7 @@ def arguments(case: Case, device: torch.device) -> Arguments:
         return {"x": x}
     weight = 1 + torch.randn(width, device=device, dtype=case.dtype) / 8
     found = {"x": x}
-    if case.op.startswith("fused_add"):
+    if "fused_add" in case.op:
         found["residual"] = torch.randn_like(x)
     found["weight"] = weight
     if case.op == "layer_norm":
@@ -139,7 +143,7 @@ def traffic(case: Case) -> int:
         return case.rows * (2 * heads + 4 * case.columns)
     if case.op == "merge_state":
         return case.rows * HEADS * (3 * case.columns * item + 12)
-    tensors = 3 if case.op in GATES else 4 if case.op.startswith("fused_add") else 2
+    tensors = 3 if case.op in GATES else 4 if "fused_add" in case.op else 2
     return case.rows * case.columns * item * tensors
 
 

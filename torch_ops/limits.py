@@ -10,7 +10,17 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["HALVES", "OFFSETS", "gate", "misaligned", "norm", "rows", "strides", "unsupported"]
+__all__ = [
+    "HALVES",
+    "OFFSETS",
+    "gate",
+    "misaligned",
+    "norm",
+    "rows",
+    "strides",
+    "unrounded_sum",
+    "unsupported",
+]
 
 HALVES = (torch.float16, torch.bfloat16)
 OFFSETS = 2**32
@@ -20,6 +30,14 @@ OFFSETS = 2**32
 def unsupported(name: str, x: Tensor, dtypes: Sequence[torch.dtype]) -> str:
     """Say that a tensor has none of these dtypes."""
     return f"{name} dtype {x.dtype} (supported: {', '.join(map(str, dtypes))})"
+
+
+def unrounded_sum(x: Tensor) -> str:
+    """Say that the sum is normalized before it is rounded to be stored."""
+    return (
+        f"x dtype {x.dtype}: the norm is of x + residual before the sum is rounded "
+        "(the op's contract: norm_of_rounded)"
+    )
 
 
 def strides(name: str, x: Tensor, supported: str) -> str:

@@ -16,10 +16,7 @@ __all__ = ["fused_add_rms_norm_", "supports"]
 def supports(x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-6) -> str | None:
     if x.dtype not in limits.HALVES:
         return limits.unsupported("x", x, limits.HALVES)
-    return (
-        f"x dtype {x.dtype}: the norm is of x + residual before the sum is rounded "
-        "(the op's contract: norm_of_rounded)"
-    )
+    return limits.unrounded_sum(x)
 
 
 def fused_add_rms_norm_(x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-6) -> None:

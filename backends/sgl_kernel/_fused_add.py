@@ -21,10 +21,7 @@ _WIDTH = 24576  # a row in float32 is kept in shared memory, of which some GPUs 
 def refusal(x: Tensor, residual: Tensor, weight: Tensor) -> str | None:
     """Give why these can't be added and normalized, or None."""
     if x.dtype in limits.HALVES:
-        return (
-            f"x dtype {x.dtype}: the norm is of x + residual before the sum is rounded "
-            "(the op's contract: norm_of_rounded)"
-        )
+        return limits.unrounded_sum(x)
     if x.dtype is not torch.float32:
         return limits.unsupported("x", x, (torch.float32,))
     if weight.dtype is not torch.float32:
@@ -46,14 +43,16 @@ def refusal(x: Tensor, residual: Tensor, weight: Tensor) -> str | None:
     return None
 
 
-def fuse(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> None:
-    """Run it in place. It launches on the current device, whichever the tensors are on."""
+def fuse(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, operator: str = "fused_add_rmsnorm"
+) -> None:
+    """Run one in place. It launches on the current device, whichever the tensors are on."""
     if not x.numel():
         return
     rows, index = limits.rows, x.get_device()
     args = (rows(x), rows(residual), weight, eps, _library.pdl(x))
     if index < 0 or index == torch.cuda.current_device():
-        _library.operator("fused_add_rmsnorm")(*args)
+        _library.operator(operator)(*args)
     else:
         with torch.cuda.device(index):
-            _library.operator("fused_add_rmsnorm")(*args)
+            _library.operator(operator)(*args)

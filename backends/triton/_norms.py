@@ -165,11 +165,13 @@ def normalize(x: Tensor, w: Tensor | None, b: Tensor | None, eps: float, style: 
     return y
 
 
-def add_normalize(x: Tensor, r: Tensor, w: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def add_normalize(
+    x: Tensor, r: Tensor, w: Tensor, eps: float, style: Style = RMS
+) -> tuple[Tensor, Tensor]:
     """Give the normalized rows of the rounded sum x + r, and that sum."""
     y = torch.empty_like(x, memory_format=_CONTIGUOUS)
     s = torch.empty_like(x, memory_format=_CONTIGUOUS)
-    _run(x, r, w, None, y, s, eps, RMS)
+    _run(x, r, w, None, y, s, eps, style)
     return y, s
 
 

@@ -165,6 +165,7 @@ _MAKERS: dict[str, Callable[[str, str], Iterator[Spec]]] = {
     "gemma_rms_norm": _norms,
     "layer_norm": _layer_norms,
     "fused_add_rms_norm": _fused_adds,
+    "gemma_fused_add_rms_norm": _fused_adds,
     "fused_add_rms_norm_": _fused_adds,
     "silu_and_mul": _gates,
     "gelu_and_mul": _gates,

@@ -76,11 +76,10 @@ class Model:
             out.copy_(math64.rms(x, 1 + weight.double(), eps))
 
         def fused(x: Tensor, residual: Tensor, weight: Tensor, eps: float, pdl: bool) -> None:
-            self._rows(x, residual, weight)
-            self.called.append(("fused_add_rmsnorm", eps, pdl))
-            total = x.double() + residual.double()
-            residual.copy_(total)
-            x.copy_(math64.rms(total, weight.double(), eps))
+            self._fused("fused_add_rmsnorm", x, residual, weight, eps, pdl)
+
+        def gemma(x: Tensor, residual: Tensor, weight: Tensor, eps: float, pdl: bool) -> None:
+            self._fused("gemma_fused_add_rmsnorm", x, residual, weight, eps, pdl, plus=1.0)
 
         def layernorm(out: Tensor, x: Tensor, gamma: Tensor, beta: Tensor, eps: float) -> None:
             assert x.dtype is torch.bfloat16
@@ -94,8 +93,18 @@ class Model:
 
         return self.compiled(
             "norm", rmsnorm=rmsnorm, gemma_rmsnorm=gemma_rmsnorm, fused_add_rmsnorm=fused,
-            layernorm=layernorm,
+            gemma_fused_add_rmsnorm=gemma, layernorm=layernorm,
         )  # fmt: skip
+
+    def _fused(
+        self, name: str, x: Tensor, residual: Tensor, weight: Tensor, eps: float, pdl: bool,
+        plus: float = 0.0,
+    ) -> None:  # fmt: skip
+        self._rows(x, residual, weight)
+        self.called.append((name, eps, pdl))
+        total = x.double() + residual.double()
+        residual.copy_(total)
+        x.copy_(math64.rms(total, plus + weight.double(), eps))
 
     @staticmethod
     def _rows(x: Tensor, other: Tensor, weight: Tensor) -> None:

@@ -20,6 +20,8 @@ SCHEMAS = (
     "gemma_rmsnorm(Tensor! output, Tensor input, Tensor weight, float eps, bool enable_pdl) -> ()",
     "fused_add_rmsnorm(Tensor! input, Tensor! residual, Tensor weight, float eps, "
     "bool enable_pdl) -> ()",
+    "gemma_fused_add_rmsnorm(Tensor! input, Tensor! residual, Tensor weight, float eps, "
+    "bool enable_pdl) -> ()",
     "silu_and_mul(Tensor! out, Tensor input) -> ()",
     "gelu_and_mul(Tensor! out, Tensor input) -> ()",
     "gelu_tanh_and_mul(Tensor! out, Tensor input) -> ()",
@@ -77,20 +79,21 @@ def gemma_rmsnorm(
     output.copy_(math64.rms(input, 1 + weight.double(), eps))
 
 
-def fused_add_rmsnorm(
-    input: Tensor, residual: Tensor, weight: Tensor, eps: float, enable_pdl: bool
-) -> None:
-    assert input.dtype in ALL
-    assert input.dtype is residual.dtype is weight.dtype
-    vector = math.gcd(16, input.shape[1] * input.element_size())
-    for tensor in (input, residual, weight):
-        assert tensor.is_contiguous()
-        assert tensor.data_ptr() % vector == 0
-    _called.append(("fused_add_rmsnorm", eps, enable_pdl))
-    # In float32 the sum that is normalized is the one that is stored.
-    total = input.float() + residual.float()
-    residual.copy_(total)
-    input.copy_(math64.rms(total, weight.double(), eps))
+def _fused(name: str, dtypes: tuple[torch.dtype, ...], plus: float) -> Any:
+    def run(input: Tensor, residual: Tensor, weight: Tensor, eps: float, enable_pdl: bool) -> None:
+        assert input.dtype in dtypes
+        assert input.dtype is residual.dtype is weight.dtype
+        vector = math.gcd(16, input.shape[1] * input.element_size())
+        for tensor in (input, residual, weight):
+            assert tensor.is_contiguous()
+            assert tensor.data_ptr() % vector == 0
+        _called.append((name, eps, enable_pdl))
+        # In float32 the sum that is normalized is the one that is stored.
+        total = input.float() + residual.float()
+        residual.copy_(total)
+        input.copy_(math64.rms(total, plus + weight.double(), eps))
+
+    return run
 
 
 def _gated(name: str) -> Any:
@@ -138,7 +141,8 @@ def rotary_embedding(
 _FUNCTIONS = {
     "rmsnorm": rmsnorm,
     "gemma_rmsnorm": gemma_rmsnorm,
-    "fused_add_rmsnorm": fused_add_rmsnorm,
+    "fused_add_rmsnorm": _fused("fused_add_rmsnorm", ALL, 0.0),
+    "gemma_fused_add_rmsnorm": _fused("gemma_fused_add_rmsnorm", NORMS, 1.0),
     "silu_and_mul": _gated("silu"),
     "gelu_and_mul": _gated("gelu"),
     "gelu_tanh_and_mul": _gated("gelu_tanh"),

@@ -108,6 +108,7 @@ def _layouts() -> None:
     kernel("rms_norm")(x)
     kernel("gemma_rms_norm")(x[:, :2, :512], torch.zeros(512))
     kernel("fused_add_rms_norm_")(x[0], x[1], torch.zeros(1024))
+    kernel("gemma_fused_add_rms_norm")(x[0], x[1], torch.zeros(1024))
     kernel("layer_norm")(torch.zeros(3, 20480, dtype=torch.bfloat16))
     kernel("rms_norm")(torch.zeros(40, 20479, dtype=torch.bfloat16))
     many = torch.zeros(600, 8192, dtype=torch.bfloat16)

@@ -15,9 +15,10 @@ from . import workers
 
 OPS = (
     "rms_norm", "gemma_rms_norm", "layer_norm", "fused_add_rms_norm", "fused_add_rms_norm_",
+    "gemma_fused_add_rms_norm",
     "silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul", "apply_rope", "apply_rope_", "merge_state",
 )  # fmt: skip
-NORMS = OPS[:5]
+NORMS = OPS[:6]
 DTYPES = ("float32", "float16")
 PARTS = ("layouts", "zero", "classes", "tiles")
 LAYERS = ("contract", "bound", "layout", "rerun", "batch_invariance")

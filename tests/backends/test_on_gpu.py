@@ -63,7 +63,9 @@ def test_right_where_it_is_taken(backend: str, op: str, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BOTH)
-@pytest.mark.parametrize("op", ["fused_add_rms_norm", "fused_add_rms_norm_"])
+@pytest.mark.parametrize(
+    "op", ["fused_add_rms_norm", "fused_add_rms_norm_", "gemma_fused_add_rms_norm"]
+)
 @pytest.mark.parametrize("dtype", HALVES)
 def test_the_norm_of_an_unrounded_sum(backend: str, op: str, dtype: str) -> None:
     """Refused, as it isn't the op's contract; it is right by another one."""

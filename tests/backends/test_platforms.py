@@ -33,7 +33,8 @@ EVERY = [(backend, op) for backend, served in SERVED.items() for op in served]
 def test_what_they_serve() -> None:
     shared = {
         "apply_rope", "apply_rope_", "fused_add_rms_norm", "fused_add_rms_norm_", "gelu_and_mul",
-        "gelu_tanh_and_mul", "gemma_rms_norm", "merge_state", "rms_norm", "silu_and_mul",
+        "gelu_tanh_and_mul", "gemma_fused_add_rms_norm", "gemma_rms_norm", "merge_state",
+        "rms_norm", "silu_and_mul",
     }  # fmt: skip
     assert set(SERVED["sgl_kernel"]) == shared
     sequences = {"varlen_attention", "varlen_attention_with_lse", "paged_prefill", "paged_decode"}

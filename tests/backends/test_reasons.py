@@ -140,7 +140,9 @@ def test_gates_in_float32() -> None:
 
 
 @pytest.mark.parametrize("backend", BOTH)
-@pytest.mark.parametrize("op", ["fused_add_rms_norm", "fused_add_rms_norm_"])
+@pytest.mark.parametrize(
+    "op", ["fused_add_rms_norm", "fused_add_rms_norm_", "gemma_fused_add_rms_norm"]
+)
 @pytest.mark.parametrize("dtype", [HALF, BRAIN])
 def test_the_norm_of_an_unrounded_sum_is_refused(backend: str, op: str, dtype: torch.dtype) -> None:
     args = (t(3, 64, dtype=dtype), t(3, 64, dtype=dtype), t(64, dtype=dtype))

@@ -40,12 +40,14 @@ REFUSED: dict[str, dict[str, tuple[tuple[str, ...], dict[str, Any]]]] = {
     "flashinfer": {
         "fused_add_rms_norm": (HALVES, {"residual": "norm_of_exact"}),
         "fused_add_rms_norm_": (HALVES, {"residual": "norm_of_exact"}),
+        "gemma_fused_add_rms_norm": (HALVES, {"residual": "norm_of_exact"}),
         "gelu_tanh_and_mul": (HALVES, {}),
         "merge_state": (HALVES, {}),
     },
     "sgl_kernel": {
         "fused_add_rms_norm": (HALVES, {"residual": "norm_of_exact"}),
         "fused_add_rms_norm_": (HALVES, {"residual": "norm_of_exact"}),
+        "gemma_fused_add_rms_norm": (HALVES, {"residual": "norm_of_exact"}),
         "gelu_tanh_and_mul": (ALL, {}),
         "merge_state": (ALL, {}),
     },

@@ -176,6 +176,7 @@ def _calls(shift: int) -> dict[str, tuple[Tensor, ...]]:
         "gemma_rms_norm": (x(), w()),
         "layer_norm": (x(), w(), w()),
         "fused_add_rms_norm": (x(), x(), w()),
+        "gemma_fused_add_rms_norm": (x(), x(), w()),
         "fused_add_rms_norm_": (x(), x(), w()),
         "silu_and_mul": (x(),),
         "gelu_and_mul": (x(),),

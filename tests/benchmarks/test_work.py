@@ -38,6 +38,7 @@ def _rope() -> dict[str, Any]:
 BYTES = {
     "rms_norm": (_rows("x"), 64 + 16 + 64),
     "fused_add_rms_norm": (_rows("x", "residual"), 4 * 64 + 16),
+    "gemma_fused_add_rms_norm": (_rows("x", "residual"), 4 * 64 + 16),
     "fused_add_rms_norm_": (_rows("x", "residual"), 4 * 64 + 16),
     "silu_and_mul": ({"x": torch.empty(4, 8, dtype=HALF)}, 64 + 32),
     "apply_rope": (_rope(), 2 * 72 + 3 * 8 + 3 * 4 * 4),

@@ -135,6 +135,7 @@ MAKERS: dict[str, Callable[[int, torch.dtype], Arguments]] = {
     "attention_with_lse": _attention,
     "fused_add_rms_norm": _fused,
     "fused_add_rms_norm_": _fused,
+    "gemma_fused_add_rms_norm": _fused,
     "gelu_and_mul": _gate,
     "gelu_tanh_and_mul": _gate,
     "gemma_rms_norm": _norm,

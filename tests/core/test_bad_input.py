@@ -303,6 +303,7 @@ BAD: dict[str, list[Any]] = {
     "attention": ATTENTION,
     "attention_with_lse": ATTENTION,
     "fused_add_rms_norm": FUSED,
+    "gemma_fused_add_rms_norm": FUSED,
     "fused_add_rms_norm_": [*FUSED, *SHARED],
     "gelu_and_mul": GATE,
     "gelu_tanh_and_mul": GATE,

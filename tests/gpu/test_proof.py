@@ -20,6 +20,8 @@ OTHER_CONTRACTS = {
     ("fused_add_rms_norm", "flashinfer"),
     ("fused_add_rms_norm_", "flashinfer"),
     ("gelu_tanh_and_mul", "flashinfer"),
+    ("gemma_fused_add_rms_norm", "flashinfer"),
+    ("gemma_fused_add_rms_norm", "sgl_kernel"),
     ("gelu_tanh_and_mul", "sgl_kernel"),
     ("merge_state", "flashinfer"),
     ("merge_state", "sgl_kernel"),

@@ -25,7 +25,7 @@ from torch_ops.testing.laws import alone, flip_rows, negated, permuted_rows, rou
 from torch_ops.testing.proof import Arguments, Law, Mutant, Output, Pair, Proof, Trial
 from torch_ops.testing.proofs import _norm_faults as fault
 from torch_ops.testing.proofs import _norms
-from torch_ops.testing.proofs._norm_faults import fused_add, rms
+from torch_ops.testing.proofs._norm_faults import Gain, fused_add, rms
 from torch_ops.testing.proofs._norm_laws import scale_with_eps, zero_rows
 
 ROWS, VECTORS = ("x", "residual"), {"weight": False}
@@ -90,10 +90,6 @@ LAWS = (
 )
 
 
-def _fused(**pieces: Any) -> Any:
-    return fused_add(rms(**pieces))
-
-
 def _in_dtype(x: Tensor, residual: Tensor) -> Tensor:
     return (x.bfloat16() + residual.bfloat16()).to(x.dtype)
 
@@ -103,47 +99,65 @@ def _wrong_row(x: Tensor, residual: Tensor) -> Tensor:
 
 
 _square = fault.mean_square
-MUTANTS = (
-    Mutant("sum_truncated", ("stored_sum", "bound"), fused_add(store=truncated)),
-    Mutant("sum_in_bfloat16", ("stored_sum", "bound"), fused_add(add=_in_dtype)),
-    Mutant("residual_not_added", ("stored_sum", "swap", "bound"), fused_add(add=lambda x, r: x)),
-    Mutant("residual_of_other_row", ("stored_sum", "swap", "bound"), fused_add(add=_wrong_row)),
-    Mutant("residual_scaled", ("swap", "bound"), fused_add(add=lambda x, r: x + r * (1 + 2**-6))),
-    Mutant("norm_of_exact_sum", ("norm_of_stored", "bound"), fused_add(exact=True)),
-    Mutant("norm_of_x", ("norm_of_stored", "swap", "bound"),
-           lambda x, r, w, eps=1e-6: (rms()(x, w, eps), fused_add()(x, r, w, eps)[1])),
-    Mutant("norm_of_residual", ("norm_of_stored", "swap", "bound"),
-           lambda x, r, w, eps=1e-6: (rms()(r, w, eps), fused_add()(x, r, w, eps)[1])),
-    Mutant("eps_fixed", ("scale_with_eps", "bound"), _fused(root=fault.with_eps(lambda _: 1e-5))),
-    Mutant("eps_outside_root", ("scale_with_eps", "bound"), _fused(root=fault.eps_outside)),
-    Mutant("squares_in_float16", ("scale_with_eps", "bound"),
-           _fused(mean=fault.in_half_precision)),
-    Mutant("last_element_dropped", ("bound",), _fused(mean=fault.without_last)),
-    Mutant("variance_ignored", ("bound",), _fused(mean=fault.no_variance)),
-    Mutant("truncated", ("rounding_bias", "bound",), _fused(finish=truncated)),
-    Mutant("cast_then_multiply", ("bound",), fused_add(
-        lambda x, w, eps=1e-6: rms()(x, None, eps) * w.to(x.dtype))),
-    Mutant("rounded_down", ("rounding_bias", "odd", "bound"), _fused(finish=floored)),
-    Mutant("rounded_up", ("rounding_bias", "odd", "bound"), _fused(finish=raised)),
-    Mutant("sum_rounded_down", ("odd", "stored_sum", "bound"), fused_add(store=floored)),
-    Mutant("row_0_for_all", ("row_permutation", "bound"),
-           _fused(mean=fault.after(_square, fault.first_row))),
-    Mutant("row_before", ("row_permutation", "bound"),
-           _fused(mean=fault.after(_square, fault.previous_row))),
-    Mutant("row_index_cut", ("row_permutation", "bound"),
-           _fused(mean=fault.after(_square, fault.repeated_rows(4)))),
-    Mutant("no_eps", ("zero_rows", "bound"), _fused(root=fault.without_eps)),
-    Mutant("eps_in_float16", ("zero_rows", "bound"), _fused(root=fault.eps_in_half)),
-    Mutant("tiny_added", ("zero_rows",), _fused(finish=lambda y, d: (y + 1e-4).to(d))),
-    Mutant("outputs_swapped", ("bound",),
-           lambda x, r, w, eps=1e-6: fused_add()(x, r, w, eps)[::-1]),
-)  # fmt: skip
 
 
-def fused_add_proof(op: str, mutates: tuple[str, ...]) -> Proof:
+def _mutants(gain: Gain) -> tuple[Mutant, ...]:
+    """Planted faults of the norm with this gain."""
+
+    def norm(**pieces: Any) -> Any:
+        return rms(**{"gain": gain, **pieces})
+
+    def fused(**pieces: Any) -> Any:
+        return fused_add(norm(**pieces))
+
+    def plain(**pieces: Any) -> Any:
+        return fused_add(norm(), **pieces)
+
+    other = fault.plain if gain is fault.one_plus else fault.one_plus
+    return (
+        Mutant("sum_truncated", ("stored_sum", "bound"), plain(store=truncated)),
+        Mutant("sum_in_bfloat16", ("stored_sum", "bound"), plain(add=_in_dtype)),
+        Mutant("residual_not_added", ("stored_sum", "swap", "bound"), plain(add=lambda x, r: x)),
+        Mutant("residual_of_other_row", ("stored_sum", "swap", "bound"), plain(add=_wrong_row)),
+        Mutant("residual_scaled", ("swap", "bound"), plain(add=lambda x, r: x + r * (1 + 2**-6))),
+        Mutant("norm_of_exact_sum", ("norm_of_stored", "bound"), plain(exact=True)),
+        Mutant("norm_of_x", ("norm_of_stored", "swap", "bound"),
+               lambda x, r, w, eps=1e-6: (norm()(x, w, eps), plain()(x, r, w, eps)[1])),
+        Mutant("norm_of_residual", ("norm_of_stored", "swap", "bound"),
+               lambda x, r, w, eps=1e-6: (norm()(r, w, eps), plain()(x, r, w, eps)[1])),
+        Mutant("eps_fixed", ("scale_with_eps", "bound"),
+               fused(root=fault.with_eps(lambda _: 1e-5))),
+        Mutant("eps_outside_root", ("scale_with_eps", "bound"), fused(root=fault.eps_outside)),
+        Mutant("squares_in_float16", ("scale_with_eps", "bound"),
+               fused(mean=fault.in_half_precision)),
+        Mutant("last_element_dropped", ("bound",), fused(mean=fault.without_last)),
+        Mutant("variance_ignored", ("bound",), fused(mean=fault.no_variance)),
+        Mutant("truncated", ("rounding_bias", "bound",), fused(finish=truncated)),
+        Mutant("cast_then_multiply", ("bound",), fused_add(
+            lambda x, w, eps=1e-6: norm()(x, None, eps) * gain(w, x.dtype))),
+        Mutant("rounded_down", ("rounding_bias", "odd", "bound"), fused(finish=floored)),
+        Mutant("rounded_up", ("rounding_bias", "odd", "bound"), fused(finish=raised)),
+        Mutant("sum_rounded_down", ("odd", "stored_sum", "bound"), plain(store=floored)),
+        Mutant("row_0_for_all", ("row_permutation", "bound"),
+               fused(mean=fault.after(_square, fault.first_row))),
+        Mutant("row_before", ("row_permutation", "bound"),
+               fused(mean=fault.after(_square, fault.previous_row))),
+        Mutant("row_index_cut", ("row_permutation", "bound"),
+               fused(mean=fault.after(_square, fault.repeated_rows(4)))),
+        Mutant("no_eps", ("zero_rows", "bound"), fused(root=fault.without_eps)),
+        Mutant("eps_in_float16", ("zero_rows", "bound"), fused(root=fault.eps_in_half)),
+        Mutant("tiny_added", ("zero_rows",), fused(finish=lambda y, d: (y + 1e-4).to(d))),
+        Mutant("outputs_swapped", ("bound",),
+               lambda x, r, w, eps=1e-6: plain()(x, r, w, eps)[::-1]),
+        Mutant("other_gain", ("bound",), fused(gain=other)),
+    )  # fmt: skip
+
+
+def fused_add_proof(op: str, mutates: tuple[str, ...], gain: Gain = fault.plain) -> Proof:
     """The proof, for the op that returns its outputs or the one that writes its inputs."""
+    right = fused_add(rms(gain=gain))
     vectors = tuple(VECTORS)
-    generic = mutating_mutants(fused_add(), (0, 1)) if mutates else generic_mutants(fused_add())
+    generic = mutating_mutants(right, (0, 1)) if mutates else generic_mutants(right)
     return Proof(
         op=op,
         arguments=("x", "residual", "weight", "eps"),
@@ -156,6 +170,6 @@ def fused_add_proof(op: str, mutates: tuple[str, ...]) -> Proof:
         named=_norms.named(op, ROWS, vectors, mutates),
         oracle=oracle,
         laws=LAWS,
-        mutants=(*MUTANTS, *generic, *batch_mutants(fused_add(), (0, 1))),
+        mutants=(*_mutants(gain), *generic, *batch_mutants(right, (0, 1))),
         mutates=mutates,
     )
