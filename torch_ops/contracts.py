@@ -15,6 +15,7 @@ __all__ = [
     "NormContract",
     "RaggedAttentionContract",
     "RopeContract",
+    "ScaledMatmulContract",
 ]
 
 
@@ -137,3 +138,17 @@ class MergeContract(Contract):
 
     empty_row: Literal["zero_and_minus_inf"] = "zero_and_minus_inf"
     lse_base: Literal["e"] = "e"
+
+
+@dataclass(frozen=True)
+class ScaledMatmulContract(Contract):
+    """Promises of a product of quantized matrices.
+
+    Attributes:
+        accumulator: ``int32``: exact. ``tensor_core``: products of 32 are added at once to 13 bits
+            behind the largest one, as tensor cores do with float8, float32 included.
+        rounding: ``once``: the scaled sum and the bias are added in float32 and rounded once.
+    """
+
+    accumulator: Literal["int32", "tensor_core"] = "tensor_core"
+    rounding: Literal["once"] = "once"

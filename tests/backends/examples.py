@@ -12,7 +12,6 @@ import torch
 from torch_ops import kernels
 from torch_ops.declarations import catalogue
 from torch_ops.registry import registry
-from torch_ops.testing.draw import FLOATS
 from torch_ops.testing.examine import Examiner, Tally
 from torch_ops.testing.proof import proof_of
 from torch_ops.testing.proofs._paged import DECODE, PREFILL
@@ -183,14 +182,9 @@ _MAKERS: dict[str, Callable[[str, str], Iterator[Spec]]] = {
 }
 
 
-def dtype_of(spec: Spec) -> str:
-    """The dtype of an example's first tensor."""
-    return spec.operands[0][1].dtype
-
-
 def covering(op: str, dtype: str) -> list[Spec]:
     """Give the kit's examples of every pair of choices."""
-    return [spec for spec in covering_rows(op, FLOATS) if dtype_of(spec) == dtype]
+    return [spec for spec in covering_rows(op) if spec.dtype == dtype]
 
 
 def special(op: str, dtype: str) -> list[Spec]:

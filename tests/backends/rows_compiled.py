@@ -33,7 +33,8 @@ SHARED = {
 KERNELS = frozenset({"whole", "looped", "stats", "apply", "_gate", "_rotate", "_merge"})
 _TYPES = {
     torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.float32: "*fp32",
-    torch.float64: "*fp64", torch.int32: "*i32", torch.int64: "*i64",
+    torch.float64: "*fp64", torch.int8: "*i8", torch.int32: "*i32", torch.int64: "*i64",
+    torch.float8_e4m3fn: "*fp8e4nv", torch.float8_e4m3fnuz: "*fp8e4b8",
 }  # fmt: skip
 
 

@@ -54,6 +54,14 @@ BYTES = {
         },
         2 * (3 * 2 * 4 + 3 * 1 * 4) * 4 + 3 * 8,
     ),
+    "scaled_mm_int8": (
+        {
+            "a": torch.zeros(4, 8, dtype=torch.int8), "b": torch.zeros(8, 2, dtype=torch.int8),
+            "scale_a": torch.ones(4, 1), "scale_b": torch.ones(1, 2), "out_dtype": HALF,
+            "bias": None,
+        },
+        4 * 8 + 8 * 2 + 4 * 4 + 2 * 4 + 4 * 2 * 2,
+    ),
     "attention": (_attention(), 512 + 256 + 512 + 1024),
     "attention_with_lse": (_attention(), 512 + 256 + 512 + 1024 + 2 * 4 * 4 * 4),
 }  # fmt: skip

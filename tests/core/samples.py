@@ -127,6 +127,20 @@ def _append(rows: int, dtype: torch.dtype) -> Arguments:
     }
 
 
+def _product(kind: torch.dtype) -> Callable[[int, torch.dtype], Arguments]:
+    def make(rows: int, dtype: torch.dtype) -> Arguments:
+        return {
+            "a": (4 * torch.randn(rows, 32)).to(kind),
+            "b": (4 * torch.randn(HIDDEN, 32)).to(kind).t(),
+            "scale_a": torch.rand(rows, 1),
+            "scale_b": torch.rand(1, HIDDEN),
+            "out_dtype": dtype,
+            "bias": torch.randn(HIDDEN, dtype=dtype),
+        }
+
+    return make
+
+
 MAKERS: dict[str, Callable[[int, torch.dtype], Arguments]] = {
     "append_paged_kv_": _append,
     "apply_rope": _rope,
@@ -144,6 +158,8 @@ MAKERS: dict[str, Callable[[int, torch.dtype], Arguments]] = {
     "paged_decode": _decode,
     "paged_prefill": _prefill,
     "rms_norm": _norm,
+    "scaled_mm_fp8": _product(torch.float8_e4m3fn),
+    "scaled_mm_int8": _product(torch.int8),
     "silu_and_mul": _gate,
     "varlen_attention": _varlen,
     "varlen_attention_with_lse": _varlen,

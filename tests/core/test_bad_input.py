@@ -296,6 +296,23 @@ SHARED_ROPE = [
         "clone it first",
     ),
 ]
+PRODUCT = [
+    case("a", "dtype", to("a", torch.float16), r"torch\.float16", "torch"),
+    case("a", "rank", rank("a", 3, 4, 8), r"of shape \[3, 4, 8\]", r"rank 2, \[M, K\]"),
+    case("b", "rank", rank("b", 3), r"of shape \[3\]", r"rank 2, \[K, N\]"),
+    case("b", "dtype", to("b", torch.float8_e5m2), r"torch\.float8_e5m2", "as 'a'"),
+    case("b", "device", to("b", "meta"), "on device", "as 'a'"),
+    case("b", "K", cut("b", 0), r"of shape \[31, 16\]", r"\[32, 16\], \[K, N\] for 'a'"),
+    case("scale_a", "dtype", to("scale_a", torch.float64), r"torch\.float64", r"torch\.float32"),
+    case("scale_a", "rows", cut("scale_a", 0), r"of shape \[2, 1\]", r"\[3, 1\] or, for groups"),
+    case("scale_a", "device", to("scale_a", "meta"), "on device", "as 'a'"),
+    case("scale_b", "columns", cut("scale_b", 1), r"of shape \[1, 15\]", r"\[1, 16\] or"),
+    case("scale_b", "rank", rank("scale_b", 16), r"of shape \[16\]", r"\[1, 16\] or, for groups"),
+    case("out_dtype", "kind", put("out_dtype", torch.int8), r"torch\.int8", r"torch\.float16"),
+    case("bias", "length", cut("bias"), r"of shape \[15\]", r"\[16\], \[N\] of 'b'"),
+    case("bias", "dtype", to("bias", torch.int32), r"torch\.int32", r"torch\.bfloat16"),
+    case("bias", "device", to("bias", "meta"), "on device", "as 'a'"),
+]
 BAD: dict[str, list[Any]] = {
     "append_paged_kv_": APPEND,
     "apply_rope": ROPE,
@@ -313,6 +330,20 @@ BAD: dict[str, list[Any]] = {
     "paged_decode": PAGED,
     "paged_prefill": PREFILL,
     "rms_norm": NORM,
+    "scaled_mm_fp8": PRODUCT,
+    "scaled_mm_int8": [
+        *PRODUCT,
+        case(
+            "a",
+            "long",
+            lambda args: {
+                "a": torch.zeros(3, 131072, dtype=torch.int8),
+                "b": torch.zeros(131072, 16, dtype=torch.int8),
+            },
+            r"of shape \[3, 131072\]",
+            "K up to 131071",
+        ),
+    ],
     "silu_and_mul": GATE,
     "varlen_attention": VARLEN,
     "varlen_attention_with_lse": VARLEN,

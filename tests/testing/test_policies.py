@@ -21,7 +21,6 @@ from torch_ops.contracts import (
 )
 from torch_ops.testing import Spec, proof_of
 from torch_ops.testing.compare import ViolationError
-from torch_ops.testing.draw import FLOATS
 from torch_ops.testing.examine import Examiner, Tally
 from torch_ops.testing.faults import truncated
 from torch_ops.testing.proofs import _norm_faults as norm
@@ -62,7 +61,7 @@ def worst(op: str, kernel: Callable[..., Any], contract: Contract) -> float:
     """The largest error by its bound over the covering array; infinite past the bound."""
     examiner = Examiner(subject_of(kernel), proof_of(op), contract, only={"bound"})
     tally = Tally()
-    for spec in covering_rows(op, FLOATS):
+    for spec in covering_rows(op):
         try:
             examiner(spec, tally, with_laws=False)
         except ViolationError:
@@ -114,7 +113,7 @@ def test_a_truncated_output_fails_where_p_is_not_rounded() -> None:
     ],
 )
 def test_a_policy_without_a_bound_is_an_error(op: str, contract: Contract) -> None:
-    spec = covering_rows(op, FLOATS)[0]
+    spec = covering_rows(op)[0]
     with pytest.raises(LookupError, match="contract"):
         _oracle(spec, contract)
 

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from torch_ops.testing import Operand, Spec, build, proof_of
-from torch_ops.testing.draw import FLOATS
 from torch_ops.testing.proof import proof_names
-from torch_ops.testing.search import covering_rows
+from torch_ops.testing.search import covering_rows, dtypes_of
 
 EXAMPLE = Spec.of(
     "rms_norm",
@@ -59,11 +58,11 @@ def test_json_round_trip() -> None:
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_drawn_specs_survive_json(op: str, data: st.DataObject) -> None:
-    dtype = data.draw(st.sampled_from(FLOATS))
+    dtype = data.draw(st.sampled_from(dtypes_of(op)))
     spec = data.draw(proof_of(op).draw(dtype, 2**12))
     again = Spec.from_json(spec.to_json())
     assert again == spec
-    assert spec.operands[0][1].dtype == dtype
+    assert spec.dtype == dtype
 
 
 def test_json_with_unknown_fields_is_refused() -> None:
@@ -108,7 +107,7 @@ def test_content_depends_on_seed_and_name_alone() -> None:
 
 
 def test_build_is_the_same_in_another_process() -> None:
-    specs = [spec for op in proof_names() for spec in covering_rows(op, FLOATS)[::16]]
+    specs = [spec for op in proof_names() for spec in covering_rows(op)[::16]]
     script = [sys.executable, "-c", _DIGEST]
     text = "\n".join(spec.to_json() for spec in specs)
     runs = [

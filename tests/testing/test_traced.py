@@ -17,13 +17,12 @@ import torch_ops
 from torch_ops.declarations import catalogue
 from torch_ops.testing import build, proof_of, traced
 from torch_ops.testing.compare import ViolationError
-from torch_ops.testing.draw import FLOATS
 from torch_ops.testing.search import covering_rows
 from torch_ops.testing.subject import Subject, subject_of
 from torch_ops.testing.verify import verify
 
 OP, BACKEND, CPU = "silu_and_mul", "aiter", torch.device("cpu")
-SPEC = next(s for s in covering_rows(OP, FLOATS) if s.dim["half"] > 1 and len(s.dims) > 1)
+SPEC = next(s for s in covering_rows(OP) if s.dim["half"] > 1 and len(s.dims) > 1)
 SPEC = traced.tame(SPEC)
 CONTRACT = catalogue()[OP].contract
 Kernel = Callable[[Tensor], Tensor]
@@ -100,7 +99,7 @@ def test_a_deterministic_kernel_gives_the_same_bits_in_a_graph() -> None:
 
 def test_many_graphs_don_t_meet_the_limit_of_recompiles() -> None:
     limit = torch._dynamo.config.recompile_limit
-    rows = itertools.cycle(covering_rows(OP, FLOATS))
+    rows = itertools.cycle(covering_rows(OP))
     for spec in itertools.islice(rows, limit + 2):
         traced.check_compiled(subject_of(reference), proof_of(OP), CONTRACT, CPU, spec)
 

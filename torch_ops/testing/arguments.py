@@ -39,7 +39,8 @@ def build(spec: Spec, device: torch.device | str = "cpu") -> Arguments:
             )
             out[name] = to_device(host, torch.device(device))
         elif name in params:
-            out[name] = params[name]
+            value = params[name]
+            out[name] = getattr(torch, value) if isinstance(value, str) else value  # a dtype
         elif name in shapes:
             out[name] = None
     return out

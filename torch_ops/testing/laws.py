@@ -14,7 +14,13 @@ from torch_ops.testing.proof import Arguments, Law, Output, Pair, Trial
 
 def flip_rows(value: Tensor) -> Tensor:
     """Reverses the first axis: a permutation of rows that moves every one of them."""
-    return value.flip(0).contiguous()
+    return flipped(value, 0)
+
+
+def flipped(value: Tensor, axis: int) -> Tensor:
+    """Reverses an axis; float8 has no such function, bytes do."""
+    bits = value.view(torch.uint8) if value.element_size() == 1 else value
+    return bits.flip(axis).contiguous().view(value.dtype)
 
 
 def _have_rows(trial: Trial, names: Sequence[str]) -> bool:

@@ -5,18 +5,26 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
+from torch_ops.declarations import catalogue
 from torch_ops.testing._hypothesis import Phase, given, settings
 from torch_ops.testing.covering import pairwise
+from torch_ops.testing.draw import FLOATS
 from torch_ops.testing.profiles import Profile, profile_of
 from torch_ops.testing.proof import proof_of
 from torch_ops.testing.spec import Spec
 
 
+def dtypes_of(op: str) -> tuple[str, ...]:
+    """Names of the dtypes that an op declares, in the order of `FLOATS`."""
+    declared = [str(dtype).removeprefix("torch.") for dtype in catalogue()[op].dtypes]
+    return tuple(sorted(declared, key=(*FLOATS, *declared).index))
+
+
 @functools.cache
-def covering_rows(op: str, dtypes: tuple[str, ...]) -> tuple[Spec, ...]:
+def covering_rows(op: str) -> tuple[Spec, ...]:
     """Specs in which every two choices of dtype, layout, regime, dims and parameters meet."""
     proof = proof_of(op)
-    rows = pairwise({"dtype": dtypes, **proof.axes})
+    rows = pairwise({"dtype": dtypes_of(op), **proof.axes})
     specs = [
         proof.row(row["dtype"], {k: v for k, v in row.items() if k != "dtype"}) for row in rows
     ]

@@ -73,6 +73,12 @@ class Spec:
         return dict(self.dims)
 
     @property
+    def dtype(self) -> str:
+        """The dtype that the example counts for: of the output if that is asked for, else of x."""
+        asked = self.param.get("out_dtype")
+        return asked if isinstance(asked, str) else self.operands[0][1].dtype
+
+    @property
     def operand(self) -> dict[str, Operand]:
         """The tensor arguments by name."""
         return dict(self.operands)

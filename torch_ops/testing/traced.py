@@ -24,6 +24,8 @@ from torch_ops.testing.spec import Operand, Spec
 from torch_ops.testing.subject import Subject, call
 from torch_ops.testing.values import REGIMES
 
+_NARROW = (torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz)
+
 
 def opcheck(op: str, backend: str, args: dict[str, Any], tests: Sequence[str]) -> None:
     """Runs tests of `torch.library.opcheck` on the op's backend overload.
@@ -32,6 +34,10 @@ def opcheck(op: str, backend: str, args: dict[str, Any], tests: Sequence[str]) -
         ViolationError: Schema, fake kernel or tracing disagree with what the kernel does.
     """
     overload = getattr(torch.ops.torch_ops, op).backend
+    if any(isinstance(a, Tensor) and a.dtype in _NARROW for a in args.values()):
+        # Its look at what was written multiplies, which PyTorch can't with float8. The kit's own
+        # looks at bytes.
+        tests = [name for name in tests if name != "test_schema"]
     values = tuple(a.detach() if isinstance(a, Tensor) else a for a in args.values())
     outcome = torch.library.opcheck(
         overload, (*values, backend), test_utils=tests, raise_exception=False

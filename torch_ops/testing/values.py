@@ -101,6 +101,7 @@ REGIMES: dict[str, Regime] = {
     "enormous": lambda shape, g: _normal(shape, g) * 1e15,
     "near_one": lambda shape, g: 1 + _normal(shape, g) / 10,
     "unit_circle": _unit_circle,
+    "bytes": lambda shape, g: torch.randint(-128, 128, shape, generator=g).double(),
 }
 
 INDEX_REGIMES: dict[str, IndexRegime] = {
@@ -145,7 +146,7 @@ def write_specials(values: Tensor, specials: tuple[tuple[int, str], ...]) -> Non
 
     ``"max"``, ``"min"`` and ``"tiny"`` are the limits of the tensor's own dtype.
     """
-    if not values.numel():
+    if not (specials and values.numel()):
         return
     info = torch.finfo(values.dtype)
     own = {"max": info.max, "min": info.min, "tiny": info.tiny}

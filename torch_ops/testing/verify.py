@@ -19,7 +19,6 @@ from torch_ops.declarations import catalogue
 from torch_ops.testing._hypothesis import FlakyFailure, Phase, Unsatisfiable, reject, target
 from torch_ops.testing.classes import ClassLimit
 from torch_ops.testing.compare import DeviceLostError, ViolationError
-from torch_ops.testing.draw import FLOATS
 from torch_ops.testing.examine import Examiner, Tally
 from torch_ops.testing.isolation import Isolated, OutOfPatienceError, assignment
 from torch_ops.testing.ledger import NEVER_LAUNCHED, TOLERATED, Known, entries_of
@@ -38,7 +37,7 @@ from torch_ops.testing.result import (
     Failure,
     Result,
 )
-from torch_ops.testing.search import covering_rows, generate
+from torch_ops.testing.search import covering_rows, dtypes_of, generate
 from torch_ops.testing.spec import Spec
 from torch_ops.testing.subject import Subject, subject_of
 
@@ -169,7 +168,7 @@ def _subject(op: str, backend: str | Backend | Callable[..., Any]) -> Subject:
 
 
 def _dtypes(op: str, wanted: Sequence[str] | None) -> list[str]:
-    declared = [d for d in FLOATS if getattr(torch, d) in catalogue()[op].dtypes]
+    declared = list(dtypes_of(op))
     if isinstance(wanted, str) or not all(isinstance(dtype, str) for dtype in wanted or ()):
         msg = f"verify: dtypes: received {wanted!r}, accepted a sequence of names, as {declared}"
         raise TypeError(msg)
@@ -215,7 +214,7 @@ class _Run:
 
     def _phases(self) -> int:
         """Runs every phase and returns how many examples count."""
-        rows = [s for s in covering_rows(self.proof.op, FLOATS) if _dtype(s) == self.dtype]
+        rows = [s for s in covering_rows(self.proof.op) if s.dtype == self.dtype]
         zero, classes = self.proof.zero(self.dtype), self.proof.classes(self.dtype)
         self._fixed("covering", rows, with_laws=True)
         self._fixed("named", self.proof.small_named(self.dtype), with_laws=True)
@@ -348,10 +347,6 @@ class _Run:
     def _tell(self, phase: str, done: int, total: int) -> None:
         if self.progress is not None:
             self.progress(Progress(self.proof.op, self.dtype, phase, done, total))
-
-
-def _dtype(spec: Spec) -> str:
-    return spec.operands[0][1].dtype
 
 
 def _grouped(refused: dict[str, int]) -> dict[str, int]:

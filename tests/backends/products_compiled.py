@@ -1,0 +1,78 @@
+"""Compile Triton's products of quantized matrices, for GPUs that aren't there.
+
+Writes one JSON object: check -> what broke. As in `ragged_compiled`, calls on CPU tensors are
+recorded instead of launched; tile sizes are chosen as on the target.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import torch
+
+from . import workers
+from .rows_compiled import BACKEND, SHARED, TARGETS, Launch, compiled, recorded
+
+FLOAT8 = {
+    "sm_90": torch.float8_e4m3fn, "sm_100": torch.float8_e4m3fn, "gfx950": torch.float8_e4m3fn,
+    "gfx942": torch.float8_e4m3fnuz,
+}  # fmt: skip
+OUT = (torch.bfloat16, torch.float16, torch.float32)
+# Lengths of rows by their number: whole steps, whole vectors, neither; one more is scaled by group.
+ROWS = {1: (512,), 33: (520, 301), 300: (512,), 4096: (520,)}
+
+
+def checks() -> list[str]:
+    """Name what is compiled: each number of rows for each target and dtype."""
+    return [
+        f"{target} {kind} {rows}"
+        for target in TARGETS
+        for kind in ("int8", "fp8")
+        for rows in ROWS
+        if kind == "int8" or target in FLOAT8
+    ]
+
+
+def launches(target: str, kind: str, rows: int) -> list[Launch]:
+    """Give what calls launch on a target: aligned or not, scaled by row or by group."""
+    dtype = torch.int8 if kind == "int8" else FLOAT8[target]
+    module: Any = importlib.import_module(f"{BACKEND}._scaled_mm")
+    kept, out = module.arch_of, OUT[rows % len(OUT)]
+    module.arch_of = lambda _: target
+    module._launches.clear()
+    try:
+        with recorded() as found:
+            for width in ROWS[rows]:
+                a, b = (torch.zeros(n, width).to(dtype) for n in (rows, 640))
+                left, right = torch.ones(rows, 1), torch.ones(1, 640)
+                module.multiply(a, b.t(), left, right, out, torch.zeros(640, dtype=out))
+            _grouped(module, rows, dtype, out)
+    finally:
+        module.arch_of = kept
+        module._launches.clear()
+    return found
+
+
+def _grouped(module: Any, rows: int, dtype: torch.dtype, out: torch.dtype) -> None:
+    a, b = (torch.zeros(n, 512).to(dtype) for n in (rows, 576))
+    module.multiply(a, b.t(), torch.ones(rows, 4), torch.ones(4, 5), out, None)
+
+
+def run(check: str) -> None:
+    """Compile a call's kernels for a target; raises where they make no machine code that fits."""
+    target, kind, rows = check.split()
+    found = launches(target, kind, int(rows))
+    if len(found) != len(ROWS[int(rows)]) + 1:
+        raise AssertionError(f"{check}: {len(found)} launches")
+    for launch in found:
+        made = compiled(launch, target)
+        if made.asm["hsaco" if target.startswith("gfx") else "cubin"][:4] != b"\x7fELF":
+            raise AssertionError(f"{check}: no machine code")
+        if made.metadata.shared > SHARED[target]:
+            text = f"{made.metadata.shared} bytes of shared memory (at most {SHARED[target]})"
+            raise AssertionError(f"{check}: {text}")
+
+
+if __name__ == "__main__":
+    workers.work(checks(), run)
