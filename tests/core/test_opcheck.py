@@ -24,13 +24,16 @@ def test_opcheck(op: str, backend: str, layout: str) -> None:
     """Schema, autograd registration, fake against real, and AOTAutograd with dynamic shapes."""
     args = samples.arguments(op, rows=0 if layout == "zero-size" else 3)
     args = samples.lay_out(args, LAYOUTS.get(layout, "contiguous"))
-    torch.library.opcheck(getattr(torch.ops.torch_ops, op).backend, (*args.values(), backend))
+    overload = getattr(torch.ops.torch_ops, op).backend
+    values = (*args.values(), backend)
+    torch.library.opcheck(overload, values, test_utils=samples.opchecks(args))
 
 
 @pytest.mark.parametrize("op", OPS)
 def test_opcheck_of_the_default_overload(op: str) -> None:
     args = samples.arguments(op)
-    torch.library.opcheck(getattr(torch.ops.torch_ops, op).default, tuple(args.values()))
+    overload = getattr(torch.ops.torch_ops, op).default
+    torch.library.opcheck(overload, tuple(args.values()), test_utils=samples.opchecks(args))
 
 
 @pytest.mark.parametrize(

@@ -24,9 +24,13 @@ FUNCTIONAL = [op for op in OPS if not catalogue()[op].mutates]
 
 
 def of_first(op: str, backend: str | None = None) -> tuple[Callable[[Tensor], Any], Tensor]:
-    """The op as a function of its first tensor, and that tensor."""
+    """The op as a function of its first tensor that can have a derivative, and that tensor."""
     args = samples.arguments(op)
-    name = catalogue()[op].tensor_arguments[0]
+    name = next(
+        name
+        for name in catalogue()[op].tensor_arguments
+        if args[name].is_floating_point() and not samples.is_float8(args[name].dtype)
+    )
 
     def function(x: Tensor) -> Any:
         made = samples.lay_out(args, "contiguous") | {name: x}

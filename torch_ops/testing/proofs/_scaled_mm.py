@@ -17,6 +17,7 @@ from torch_ops.testing._hypothesis import DrawFn
 from torch_ops.testing._hypothesis import strategies as st
 from torch_ops.testing.arithmetic import contract_field, rounding
 from torch_ops.testing.laws import (
+    alone,
     flipped,
     in_range,
     permuted_rows,
@@ -271,6 +272,10 @@ def _rows(trial: Trial) -> Sequence[Pair] | None:
     return permuted_rows(_form_of_rows(trial.args), "", oracle).pairs(trial)
 
 
+def _alone(trial: Trial) -> Sequence[Pair] | None:
+    return alone(_form_of_rows(trial.args)).pairs(trial)
+
+
 LAWS = (
     Law("exact", "f of small whole numbers is exact", _exact),
     Law("powers", "f(8 s_a) == 8 f == f(8 s_b), without a bias", _powers),
@@ -279,6 +284,7 @@ LAWS = (
     Law("no_bias", "f(bias=0) == f(bias=None)", _no_bias),
     Law("column_permutation", "columns don't know each other", _columns),
     Law("row_permutation", "rows don't know each other", _rows),
+    Law("batch_invariance", "f(args)[i] == f(args[i])", _alone, declared="batch_invariant"),
 )
 
 

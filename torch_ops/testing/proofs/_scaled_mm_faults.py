@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from torch_ops.declarations._scaled_mm import BLOCK, product
+from torch_ops.testing.batch_faults import batch_mutants
 from torch_ops.testing.faults import floored, generic_mutants, raised, truncated
 from torch_ops.testing.proof import Mutant
 
@@ -99,7 +101,25 @@ def mutants(wide: torch.dtype, *, exact: bool) -> tuple[Mutant, ...]:
         Mutant("rounded_down", (*bias, "odd", "bound"), finish(floored)),
         Mutant("rounded_up", (*bias, "odd", "bound"), finish(raised)),
         *generic_mutants(right),
+        *(dataclasses.replace(m, function=_scaled_by_row(m.function))
+          for m in batch_mutants(right, (0, 2))),
     )  # fmt: skip
+
+
+def _scaled_by_row(kernel: Kernel) -> Kernel:
+    """The kernel with a scale for each row, so that rows can be taken apart."""
+
+    def each(a: Tensor, b: Tensor, scale_a: Tensor, *rest: Any) -> tuple[Any, ...]:
+        scale = scale_a.reshape(1, 1).expand(a.shape[0], 1) if scale_a.numel() == 1 else scale_a
+        return a, b, scale, *rest
+
+    def call(*args: Any) -> Any:
+        return kernel(*each(*args))
+
+    supports = getattr(kernel, "supports", None)
+    if supports is not None:
+        call.supports = lambda *args: supports(*each(*args))  # type: ignore[attr-defined]
+    return call
 
 
 def _whole_tiles(a: Tensor) -> Tensor:
