@@ -6,6 +6,7 @@ import functools
 import importlib
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ __all__ = ["operator", "pdl"]
 
 
 @functools.cache
-def operator(name: str) -> Callable[..., None]:
+def operator(name: str) -> Callable[..., Any]:
     """Give ``torch.ops.sgl_kernel.<name>``."""
     once(("sgl_kernel",), "sgl-kernel's library", _load)
     return getattr(torch.ops.sgl_kernel, name).default  # type: ignore[no-any-return]

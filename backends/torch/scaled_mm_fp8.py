@@ -1,5 +1,57 @@
-"""The reference of scaled_mm_fp8."""
+"""PyTorch's own product of float8 where a GPU has it for these scales, else the reference."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch import Tensor
 
 from torch_ops.declarations.scaled_mm_fp8 import scaled_mm_fp8 as _declaration
 
-scaled_mm_fp8 = _declaration.reference
+__all__ = ["scaled_mm_fp8"]
+
+_HALVES = (torch.float16, torch.bfloat16)
+
+
+def scaled_mm_fp8(
+    a: Tensor,
+    b: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    out_dtype: torch.dtype,
+    bias: Tensor | None = None,
+) -> Tensor:
+    if _native(a, b, scale_a, scale_b, out_dtype, bias):
+        if scale_a.numel() == 1 and scale_b.numel() == 1:
+            scale_a, scale_b = scale_a.reshape(()), scale_b.reshape(())
+        return torch._scaled_mm(a, b, scale_a, scale_b, bias, out_dtype=out_dtype)
+    return _declaration.reference(a, b, scale_a, scale_b, out_dtype, bias)
+
+
+def _native(
+    a: Tensor,
+    b: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    out_dtype: torch.dtype,
+    bias: Tensor | None,
+) -> bool:
+    (m, k), n = a.shape, b.shape[1]
+    if not a.is_cuda or not m or not n or not k or k % 16 or n % 16:
+        return False
+    if a.stride() != (k, 1) or b.stride() != (1, k) or (a.data_ptr() | b.data_ptr()) & 15:
+        return False
+    if bias is not None and (bias.dtype != out_dtype or out_dtype not in _HALVES):
+        return False
+    by_row = scale_a.shape == (m, 1) and scale_b.shape == (1, n) and out_dtype == torch.bfloat16
+    contiguous = scale_a.is_contiguous() and scale_b.is_contiguous()
+    whole = scale_a.numel() == 1 and scale_b.numel() == 1
+    return (whole or (by_row and contiguous)) and _multiplies(a.dtype, a.get_device())
+
+
+@functools.cache
+def _multiplies(dtype: torch.dtype, device: int) -> bool:
+    if torch.version.hip is not None:
+        return False  # untried there
+    return dtype == torch.float8_e4m3fn and torch.cuda.get_device_capability(device) >= (8, 9)

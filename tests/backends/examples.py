@@ -16,6 +16,7 @@ from torch_ops.testing.examine import Examiner, Tally
 from torch_ops.testing.proof import proof_of
 from torch_ops.testing.proofs._paged import DECODE, PREFILL
 from torch_ops.testing.proofs._ragged import PACKED, sized, spec_of
+from torch_ops.testing.proofs._scaled_mm import plain
 from torch_ops.testing.search import covering_rows
 from torch_ops.testing.spec import Operand, Spec
 from torch_ops.testing.subject import Subject, subject_of
@@ -148,6 +149,13 @@ def _sequences(op: str, dtype: str) -> Iterator[Spec]:
         yield spec_of(op, form, dims, looks, {"is_causal": bool(i % 2)}, seed=i)
 
 
+def _products(op: str, dtype: str) -> Iterator[Spec]:
+    kind = "int8" if op.endswith("int8") else "float8_e4m3fn"
+    sizes = ((1, 8, 16), (3, 24, 48), (16, 64, 128), (33, 136, 64), (129, 16, 272), (1, 512, 256))
+    for i, (m, n, k) in enumerate(sizes):
+        yield plain(op, kind, {"m": m, "n": n, "k": k}, dtype, bias=bool(i % 2))
+
+
 def _appends(op: str, dtype: str) -> Iterator[Spec]:
     yield from proof_of(op).named(dtype).values()
 
@@ -179,6 +187,8 @@ _MAKERS: dict[str, Callable[[str, str], Iterator[Spec]]] = {
     "paged_prefill": _sequences,
     "paged_decode": _sequences,
     "append_paged_kv_": _appends,
+    "scaled_mm_fp8": _products,
+    "scaled_mm_int8": _products,
 }
 
 

@@ -22,6 +22,10 @@ SCHEMAS = (
     "bool enable_pdl) -> ()",
     "gemma_fused_add_rmsnorm(Tensor! input, Tensor! residual, Tensor weight, float eps, "
     "bool enable_pdl) -> ()",
+    "fp8_scaled_mm(Tensor mat_a, Tensor mat_b, Tensor scales_a, Tensor scales_b, "
+    "ScalarType out_dtype, Tensor? bias) -> Tensor",
+    "int8_scaled_mm(Tensor mat_a, Tensor mat_b, Tensor scales_a, Tensor scales_b, "
+    "ScalarType out_dtype, Tensor? bias) -> Tensor",
     "silu_and_mul(Tensor! out, Tensor input) -> ()",
     "gelu_and_mul(Tensor! out, Tensor input) -> ()",
     "gelu_tanh_and_mul(Tensor! out, Tensor input) -> ()",
@@ -110,6 +114,29 @@ def _gated(name: str) -> Any:
     return run
 
 
+def _product(name: str, dtype: torch.dtype) -> Any:
+    def run(
+        mat_a: Tensor, mat_b: Tensor, scales_a: Tensor, scales_b: Tensor, out_dtype: torch.dtype,
+        bias: Tensor | None,
+    ) -> Tensor:  # fmt: skip
+        assert mat_a.dtype is mat_b.dtype is dtype
+        assert out_dtype in NORMS
+        assert mat_a.stride() == (mat_a.shape[1], 1)
+        assert mat_b.stride() == (1, mat_a.shape[1])
+        assert mat_a.shape[1] % 16 == mat_b.shape[1] % 8 == 0
+        assert scales_a.numel() == mat_a.shape[0]
+        assert scales_b.numel() == mat_b.shape[1]
+        assert scales_a.is_contiguous()
+        assert scales_b.is_contiguous()
+        assert scales_a.dtype is scales_b.dtype is torch.float32
+        assert bias is None or bias.dtype is out_dtype
+        _called.append((name,))
+        total = mat_a.double() @ mat_b.double() * scales_a.double().view(-1, 1) * scales_b.double()
+        return (total if bias is None else total + bias.double()).to(out_dtype)
+
+    return run
+
+
 def merge_state_v2(
     v_a: Tensor, s_a: Tensor, v_b: Tensor, s_b: Tensor, v_merged: Tensor, s_merged: Tensor
 ) -> None:
@@ -143,6 +170,8 @@ _FUNCTIONS = {
     "gemma_rmsnorm": gemma_rmsnorm,
     "fused_add_rmsnorm": _fused("fused_add_rmsnorm", ALL, 0.0),
     "gemma_fused_add_rmsnorm": _fused("gemma_fused_add_rmsnorm", NORMS, 1.0),
+    "fp8_scaled_mm": _product("fp8_scaled_mm", torch.float8_e4m3fn),
+    "int8_scaled_mm": _product("int8_scaled_mm", torch.int8),
     "silu_and_mul": _gated("silu"),
     "gelu_and_mul": _gated("gelu"),
     "gelu_tanh_and_mul": _gated("gelu_tanh"),

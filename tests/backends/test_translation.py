@@ -30,6 +30,8 @@ TAKEN: dict[str, dict[str, tuple[str, ...]]] = {
         "fused_add_rms_norm_": ("float32",),
         "apply_rope": ("float32",),
         "apply_rope_": ("float32",),
+        "scaled_mm_fp8": HALVES,
+        "scaled_mm_int8": HALVES,
     },
 }  # fmt: skip
 """Dtypes that each backend takes calls of, by op."""

@@ -1,0 +1,78 @@
+"""sgl-kernel's products of quantized matrices and what they can't take.
+
+They are CUTLASS's: a scale for each row and each column, applied in float32 before the one
+rounding. Sums of float8 are those of tensor cores, promoted or not as the tile wants.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch import Tensor
+
+from torch_ops import limits
+
+from . import _library
+
+__all__ = ["multiply", "refusal"]
+
+
+def refusal(
+    a: Tensor,
+    b: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    out_dtype: torch.dtype,
+    bias: Tensor | None,
+) -> str | None:
+    """Give why these can't be multiplied, or None."""
+    if out_dtype not in limits.HALVES:
+        return f"out_dtype {out_dtype} (supported: {', '.join(map(str, limits.HALVES))})"
+    if bias is not None and (bias.dtype != out_dtype or not bias.is_contiguous()):
+        return f"bias {bias.dtype} of strides {bias.stride()} (supported: {out_dtype}, contiguous)"
+    (m, k), n = a.shape, b.shape[1]
+    wanted = (("scale_a", scale_a, (m, 1)), ("scale_b", scale_b, (1, n)))
+    for name, scale, shape in wanted:
+        if tuple(scale.shape) != shape or not scale.is_contiguous():
+            of = f"{list(scale.shape)} with strides {scale.stride()}"
+            return f"{name} of shape {of} (supported: {list(shape)}, contiguous)"
+    if not m or not n:
+        return None
+    if not k or k % 16 or n % 8:
+        return f"K {k} and N {n} (supported: multiples of 16 and of 8)"
+    if a.stride() != (k, 1):
+        return limits.strides("a", a, "row-major, contiguous")
+    if b.stride() != (1, k):
+        return limits.strides("b", b, "column-major, contiguous")
+    for name, x in (("a", a), ("b", b)):
+        if x.data_ptr() & 15:
+            return limits.misaligned(name, x, "16")
+    return None if a.dtype == torch.int8 else _without_float8(a.dtype, a.get_device())
+
+
+@functools.cache
+def _without_float8(dtype: torch.dtype, device: int) -> str | None:
+    if dtype != torch.float8_e4m3fn:
+        return f"a dtype {dtype} (supported: torch.float8_e4m3fn)"
+    if device >= 0 and (found := torch.cuda.get_device_capability(device)) < (8, 9):
+        return f"float8 on compute capability {found[0]}.{found[1]} (supported: 8.9 and later)"
+    return None
+
+
+def multiply(
+    operator: str,
+    a: Tensor,
+    b: Tensor,
+    scales: tuple[Tensor, Tensor],
+    out_dtype: torch.dtype,
+    bias: Tensor | None,
+) -> Tensor:
+    """Run one of them. It launches on the current device, whichever the tensors are on."""
+    if not a.shape[0] or not b.shape[1]:
+        return a.new_empty((a.shape[0], b.shape[1]), dtype=out_dtype)
+    run, index = _library.operator(operator), a.get_device()
+    if index < 0 or index == torch.cuda.current_device():
+        return run(a, b, *scales, out_dtype, bias)
+    with torch.cuda.device(index):
+        return run(a, b, *scales, out_dtype, bias)
