@@ -11,6 +11,11 @@ ORDERS = {
     "cuda": ("triton", "flashinfer", "sgl_kernel", "torch", "inductor"),
     "rocm": ("aiter", "triton", "torch", "inductor"),
 }
+MEASURED = {
+    # On an H200 Triton's product of float8 takes 1.4 times as long as these for many rows.
+    "scaled_mm_fp8": {"cuda": ("sgl_kernel", "torch", "triton", "inductor")},
+    "scaled_mm_int8": {"cuda": ("sgl_kernel", "torch", "triton", "inductor")},
+}
 OPS = (
     "append_paged_kv_", "apply_rope", "apply_rope_", "attention", "attention_with_lse",
     "fused_add_rms_norm", "fused_add_rms_norm_", "gelu_and_mul", "gelu_tanh_and_mul",
@@ -26,4 +31,4 @@ def test_every_op_is_pinned() -> None:
 
 @pytest.mark.parametrize("op", OPS)
 def test_the_declared_order(op: str) -> None:
-    assert dict(catalogue()[op].order) == ORDERS
+    assert dict(catalogue()[op].order) == ORDERS | MEASURED.get(op, {})

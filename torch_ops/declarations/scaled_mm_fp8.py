@@ -15,6 +15,7 @@ _DTYPES = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
 @op(
     contract=ScaledMatmulContract(accumulator="tensor_core"),
     dtypes=(torch.float32, torch.float16, torch.bfloat16),
+    order={"cuda": ("sgl_kernel", "torch", "triton", "inductor")},
 )
 def scaled_mm_fp8(
     a: Tensor,

@@ -17,6 +17,7 @@ _LONGEST = 131071  # 2^31 / 128^2
 @op(
     contract=ScaledMatmulContract(accumulator="int32"),
     dtypes=(torch.float32, torch.float16, torch.bfloat16),
+    order={"cuda": ("sgl_kernel", "torch", "triton", "inductor")},
 )
 def scaled_mm_int8(
     a: Tensor,

@@ -22,7 +22,9 @@ def _facts(value: Any) -> Any:
         return value.dtype, tuple(size == 1 for size in value.shape)
     if isinstance(value, float):
         return "float", value > 0
-    return value if value is None or isinstance(value, bool) else ("int", max(min(value, 2), -1))
+    if isinstance(value, int) and not isinstance(value, bool):
+        return "int", max(min(value, 2), -1)
+    return value
 
 
 def compiled_for(args: Mapping[Any, Any]) -> str:
