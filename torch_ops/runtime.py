@@ -28,7 +28,7 @@ from torch_ops import (
 from torch_ops.backend import Backend
 from torch_ops.calls import refuse_grad
 from torch_ops.declare import Declaration
-from torch_ops.errors import TorchOpsError
+from torch_ops.errors import TorchOpsError, TuningTableError, UnknownVariableError
 from torch_ops.familiar import Familiar
 from torch_ops.platform import Platform
 from torch_ops.registry import registry
@@ -239,9 +239,11 @@ def fingerprint() -> str:
     generation = policy.generation
     made = _fingerprints.get(generation)
     if made is None:
-        made = registry.fingerprint()
-        if tables := tuning.digest():
-            made = f"{made}.{tables}"
+        try:
+            tables = tuning.digest()
+        except (UnknownVariableError, TuningTableError):  # the call raises it, in its own class
+            tables = ""
+        made = f"{registry.fingerprint()}.{tables}".removesuffix(".")
         _fingerprints.clear()
         _fingerprints[generation] = made
     return made
