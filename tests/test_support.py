@@ -68,7 +68,7 @@ def test_evidence(cells: list[support.Cell]) -> None:
 
 def test_a_proof_that_is_red_or_absent_is_no_evidence() -> None:
     red = {"": "H200", "rms_norm": {"triton": {"float16": {"verdict": "failed", "date": "1999"}}}}
-    cells = support.matrix(red)
+    cells = support.matrix(red, ["rms_norm"])
     assert of(cells, "rms_norm", "triton", "cuda", "float16").evidence == "failed on the H200 1999"
     assert of(cells, "rms_norm", "torch", "cuda", "float16").evidence == "unverified"
 
@@ -76,7 +76,7 @@ def test_a_proof_that_is_red_or_absent_is_no_evidence() -> None:
 def test_what_no_order_names_is_marked(monkeypatch: pytest.MonkeyPatch) -> None:
     order = {**catalogue()["rms_norm"].order, "cpu": ("torch",)}
     monkeypatch.setattr(catalogue()["rms_norm"], "order", order)
-    found = of(support.matrix({}), "rms_norm", "inductor", "cpu", "float32")
+    found = of(support.matrix({}, ["rms_norm"]), "rms_norm", "inductor", "cpu", "float32")
     assert found.evidence == "CPU kit, on request"
 
 

@@ -88,16 +88,20 @@ def evidence(path: Path | None = None) -> Evidence:
         ) from error
 
 
-def matrix(proofs: Evidence, *, plugins: bool = False) -> list[Cell]:
+def matrix(
+    proofs: Evidence, ops: Sequence[str] | None = None, *, plugins: bool = False
+) -> list[Cell]:
     """Give a cell for every declared op and each of its backends, platforms and dtypes.
 
     Args:
         proofs: What `evidence` read.
+        ops: Names of ops; all where None.
         plugins: Whether also the backends of other distributions that are installed here.
     """
     return [
         _cell(spec, platform, dtype, proofs)
         for op, declaration in catalogue().items()
+        if ops is None or op in ops
         for spec in sorted(registry.get(op), key=lambda spec: _place(spec, declaration.order))
         if plugins or spec.target.startswith(BUILT_IN)
         for platform in PLATFORMS
@@ -119,15 +123,10 @@ def _cell(spec: KernelSpec, platform: str, dtype: str, proofs: Evidence) -> Cell
         usable = shown is None and not interpreted
     if shown is None:
         shown = _evidence(spec, platform, dtype, proofs)
-        if usable and spec.backend.value not in (
-            selector.order_of(spec.op, _first(platform)) or ()
-        ):
+        order = selector.order_of(spec.op, PLATFORMS[platform][0]) or ()
+        if usable and spec.backend.value not in order:
             shown += ", on request"
     return Cell(spec.op, spec.backend.value, platform, dtype, usable, shown)
-
-
-def _first(platform: str) -> Platform:
-    return PLATFORMS[platform][0]
 
 
 def _elsewhere(spec: KernelSpec, platform: str) -> str | None:
@@ -150,13 +149,17 @@ def _refusal(spec: KernelSpec, dtype: str) -> str | None:
 
 @functools.lru_cache(maxsize=16)
 def _small(op: str, dtype: str) -> tuple[tuple[Any, ...], ...]:
-    """Make arguments of an op's small named calls, on the CPU: no predicate asks for a GPU."""
-    from torch_ops.testing.arguments import build
+    """Make arguments of an op's small named calls, of zeros on the CPU.
+
+    Predicates look at no data, and ask for no GPU.
+    """
     from torch_ops.testing.proof import proof_names, proof_of
+    from torch_ops.tuner.shapes import zeros
 
     if op not in proof_names():
         return ()
-    return tuple(tuple(build(spec).values()) for spec in proof_of(op).small_named(dtype))
+    proof = proof_of(op)
+    return tuple(zeros(proof, spec, "cpu") for spec in proof.small_named(dtype))
 
 
 def _evidence(spec: KernelSpec, platform: str, dtype: str, proofs: Evidence) -> str:

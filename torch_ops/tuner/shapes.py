@@ -22,7 +22,7 @@ from torch_ops.testing.proof import Proof, proof_of
 from torch_ops.testing.spec import Operand, Scalar, Spec
 from torch_ops.tuner.models import MODELS, Model
 
-__all__ = ["of_file", "of_model", "one_each"]
+__all__ = ["of_file", "of_model", "one_each", "zeros"]
 
 TOKENS = tuple(1 << power for power in range(15))
 BATCHES = tuple(1 << power for power in range(9))
@@ -171,12 +171,15 @@ def one_each(proof: Proof, specs: Sequence[Spec], limit: int) -> dict[str, Spec]
 
 def bucket_of(proof: Proof, spec: Spec) -> str:
     """Name the bucket of a Spec's call, without making its tensors."""
-    shapes, args = proof.shapes(spec), []
-    for name in proof.arguments:
-        operand = spec.operand.get(name)
-        if operand is None:
-            args.append(spec.param.get(name))
-        else:
-            dtype = getattr(torch, operand.dtype)
-            args.append(torch.empty(shapes[name], dtype=dtype, device="meta"))
-    return buckets.bucket(catalogue()[spec.op], args)
+    return buckets.bucket(catalogue()[spec.op], zeros(proof, spec, "meta"))
+
+
+def zeros(proof: Proof, spec: Spec, device: str) -> tuple[Any, ...]:
+    """Make a Spec's call without its contents and layouts."""
+    shapes, operands = proof.shapes(spec), spec.operand
+    return tuple(
+        torch.zeros(shapes[name], dtype=getattr(torch, operands[name].dtype), device=device)
+        if name in operands
+        else spec.param.get(name)
+        for name in proof.arguments
+    )
