@@ -233,7 +233,8 @@ def test_compiled_graphs_follow_a_table(save: Save, fresh_dynamo: None) -> None:
 
     @torch.compile(backend=counter, dynamic=True, fullgraph=True)
     def compiled(x: torch.Tensor) -> torch.Tensor:
-        return torch.ops.torch_ops.toy(x) * 1
+        result: torch.Tensor = torch.ops.torch_ops.toy(x) * 1
+        return result
 
     def values() -> list[float]:
         return [float(compiled(torch.ones(n, 3))[0, 0]) for n in (2, 7, 2, 5)]

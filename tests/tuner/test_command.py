@@ -14,6 +14,7 @@ import torch_ops
 from torch_ops import tuning
 from torch_ops.cli import main
 from torch_ops.testing.compare import DeviceLostError
+from torch_ops.testing.spec import Spec
 from torch_ops.tuner import measure
 
 
@@ -114,6 +115,22 @@ def test_a_lost_gpu_ends_it_with_what_was_running(
     code, _, err = run(capsys, "rms_norm", "--shapes", str(shapes))
     assert code == 1
     assert "tune rms_norm, x float32[4, 64], weight float32[64]: the GPU was lost: illegal" in err
+
+
+def test_calls_that_cannot_be_measured_are_listed(
+    shapes: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measured(spec: Spec, bucket: str, device: Any, timer: Any) -> tuning.Row:
+        if spec.op == "rms_norm":
+            raise torch.OutOfMemoryError("no 9 GiB")
+        return tuning.Row(bucket, {}, {"torch": "wrong"})
+
+    monkeypatch.setattr(measure, "measure", measured)
+    code, out, _ = run(capsys, "--shapes", str(shapes))
+    assert code == 0
+    lines = [line for line in out.splitlines() if line.startswith("not measured: ")]
+    assert [line.rpartition(": ")[2] for line in lines] == ["'wrong'}", "no 9 GiB"]
+    assert "append_paged_kv_ k float32[2, 2, 8]" in lines[0]
 
 
 @pytest.mark.parametrize(

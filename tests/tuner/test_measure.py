@@ -63,7 +63,8 @@ class FakeTimer:
 
 
 def right(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
-    return ops.rms_norm(x, weight, eps, backend="torch")
+    result: Tensor = ops.rms_norm(x, weight, eps, backend="torch")
+    return result
 
 
 def broken(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
@@ -132,7 +133,7 @@ def test_a_median_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
         count[0] += 1
         now[0] += 1.0 if count[0] == 2 else 3e-6
 
-    monkeypatch.setattr(timing.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr("torch_ops.tuner.timing.time.perf_counter", lambda: now[0])
     assert timing.median_us(call, CPU, 50.0) == pytest.approx(3.0)
     assert count[0] == timing.LEAST + 1  # the long one took all the time there was
 

@@ -47,17 +47,19 @@ def report(
     name = tuning.device_name(Platform.detect(device))
     kept = _kept(path, name)
     measured: Rows = {}
+    left_out: list[str] = []
     progress = Progress()
     for op in ops or sorted(catalogue()):
         with progress.step(f"tune {op}"):
-            rows = _rows(op, shapes, dtypes or DTYPE[device.type], device, progress)
+            rows = _rows(op, shapes, dtypes or DTYPE[device.type], device, progress, left_out)
         if not rows:
             continue
         measured[op] = rows
         kept[op] = kept.get(op, {}) | rows
         if path is not None:
             _write(path, name, kept)
-    return _shown(tuning.written(name, {op: list(rows.values()) for op, rows in measured.items()}))
+    data = tuning.written(name, {op: list(rows.values()) for op, rows in measured.items()})
+    return _shown(data, left_out)
 
 
 def _kept(path: Path | None, device: str) -> Rows:
@@ -75,14 +77,21 @@ def _kept(path: Path | None, device: str) -> Rows:
 def _write(path: Path, device: str, rows: Rows) -> None:
     """Replace the file at once: who reads it meanwhile finds a whole one."""
     data = tuning.written(device, {op: list(found.values()) for op, found in sorted(rows.items())})
+    path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}")
     part.write_text(json.dumps(data, indent=1) + "\n")
     part.replace(path)
 
 
 def _rows(
-    op: str, shapes: str, dtypes: Sequence[str], device: torch.device, progress: Progress
+    op: str,
+    shapes: str,
+    dtypes: Sequence[str],
+    device: torch.device,
+    progress: Progress,
+    left_out: list[str],
 ) -> dict[str, tuning.Row]:
+    """Measure an op's calls; those that can't be are added to what is left out."""
     from torch_ops.testing.compare import DeviceLostError
     from torch_ops.testing.proof import proof_names, proof_of
     from torch_ops.tuner import shapes as calls
@@ -110,12 +119,17 @@ def _rows(
                 f"tune {op}, {bucket}: the GPU was lost: {lost.detail}; disable the backend "
                 f"(TORCH_OPS_DISABLE) and start anew\n  spec: {spec.to_json()}"
             ) from lost
+        except torch.OutOfMemoryError as error:
+            left_out.append(f"{op} {bucket}: {str(error).partition(chr(10))[0]}")
+            continue
         if row.us:
             found[bucket] = row
+        else:
+            left_out.append(f"{op} {bucket}: no kernel is right: {dict(row.rejected)}")
     return found
 
 
-def _shown(data: dict[str, object]) -> Report:
+def _shown(data: dict[str, object], left_out: list[str]) -> Report:
     rows = data["rows"]
     assert isinstance(rows, dict)
     lines = []
@@ -126,4 +140,6 @@ def _shown(data: dict[str, object]) -> Report:
             left = ", ".join(f"{name}: {why}" for name, why in cells.get("rejected", {}).items())
             lines.append((op, next(iter(us)), times, bucket, left))
     columns = ("op", "fastest", "us", "bucket", "left out")
-    return Report(data, (Table(f"Measured on {data['device']}", columns, lines),))
+    parts: list[Table | str] = [Table(f"Measured on {data['device']}", columns, lines)]
+    parts += [f"not measured: {line}" for line in left_out]
+    return Report(data, parts)

@@ -16,6 +16,7 @@ from torch_ops.platform import Platform
 from torch_ops.registry import registry
 from torch_ops.testing import subject
 from torch_ops.testing.arguments import build
+from torch_ops.testing.canaries import probe
 from torch_ops.testing.compare import ViolationError
 from torch_ops.testing.parts import Expected, check, expected_of
 from torch_ops.testing.proof import Arguments, Proof, proof_of
@@ -42,6 +43,7 @@ def measure(spec: Spec, bucket: str, device: torch.device, timer: Timer) -> tuni
 
     Raises:
         DeviceLostError: a kernel left the GPU unusable.
+        OutOfMemoryError: arguments, or what the oracle makes of them, don't fit.
     """
     proof, args = proof_of(spec.op), build(spec, device)
     with torch.no_grad():
@@ -56,6 +58,7 @@ def measure(spec: Spec, bucket: str, device: torch.device, timer: Timer) -> tuni
                 try:
                     found = timer(calls[name], device)
                 except Exception as error:  # a kernel's, of whatever class: its reason is kept
+                    probe(device, subject.first_line(error))
                     rejected[name] = _short(f"while timing: {subject.first_line(error)}")
                     del calls[name]
                     times.pop(name, None)

@@ -42,7 +42,7 @@ def of_model(op: str, dtype: str, name: str) -> list[Spec]:
     if model is None:
         raise TorchOpsError(
             f"shapes {name!r} are neither a file nor a model (accepted: a file, or "
-            f"{listing(MODELS)}).{nearest(name, MODELS)}"
+            f"{listing(list(MODELS))}).{nearest(name, MODELS)}"
         )
     base = example(op, dtype)
     if base is None or ("experts" in base.dim and not model.experts):
