@@ -51,6 +51,17 @@ class Model:
             "top_k": (self.top_k,),
         }
 
+    @property
+    def products(self) -> tuple[tuple[int, int], ...]:
+        """Columns and inner size of a layer's products with weights: q, k, v; out; up; down."""
+        inner, width = self.heads * self.head_dim, self.expert_intermediate or self.intermediate
+        return (
+            ((self.heads + 2 * self.kv_heads) * self.head_dim, self.hidden),
+            (self.hidden, inner),
+            (2 * width, self.hidden),
+            (self.hidden, width),
+        )
+
 
 MODELS: Mapping[str, Model] = {
     "llama3-8b": Model(4096, 32, 8, 128, 14336, 128256),

@@ -62,6 +62,10 @@ def example(op: str, dtype: str) -> Spec | None:
 
 def _sizes(base: Spec, model: Model) -> Iterator[Sizes]:
     """Give a model's sizes of a call, with every number of tokens or of sequences."""
+    if set("mnk") <= base.dim.keys():
+        for (n, k), m in itertools.product(model.products, TOKENS):
+            yield {"m": m, "n": n, "k": k}
+        return
     fixed = {name: model.sizes[name] for name in base.dim if name in model.sizes}
     for values in itertools.product(*fixed.values()):
         for counts in _counts(base):
@@ -175,11 +179,23 @@ def bucket_of(proof: Proof, spec: Spec) -> str:
 
 
 def zeros(proof: Proof, spec: Spec, device: str) -> tuple[Any, ...]:
-    """Make a Spec's call without its contents and layouts."""
-    shapes, operands = proof.shapes(spec), spec.operand
+    """Make a Spec's call without its contents; of layouts, columns for rows alone are kept."""
+    shapes, operands, params = proof.shapes(spec), spec.operand, spec.param
     return tuple(
-        torch.zeros(shapes[name], dtype=getattr(torch, operands[name].dtype), device=device)
-        if name in operands
-        else spec.param.get(name)
+        _zeros(shapes[name], operands[name], device) if name in operands else _value(params, name)
         for name in proof.arguments
     )
+
+
+def _zeros(shape: tuple[int, ...], operand: Operand, device: str) -> torch.Tensor:
+    dtype = getattr(torch, operand.dtype)
+    if operand.layout == "transposed":
+        *lead, rows, columns = shape
+        return torch.zeros((*lead, columns, rows), dtype=dtype, device=device).transpose(-1, -2)
+    return torch.zeros(shape, dtype=dtype, device=device)
+
+
+def _value(params: Mapping[str, Scalar], name: str) -> object:
+    """A number, or a dtype, of which a Spec holds the name."""
+    value = params.get(name)
+    return getattr(torch, value) if isinstance(value, str) else value
