@@ -7,10 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torch_ops.declarations import catalogue
+from torch_ops.testing.parts import ATTENTION, outputs_of
 from torch_ops.testing.proof import Arguments
-
-ATTENTION = ("attention", "attention_with_lse")
 
 
 class Work(NamedTuple):
@@ -23,16 +21,6 @@ class Work(NamedTuple):
 
     bytes: int
     flops: int | None
-
-
-def outputs_of(op: str, args: Arguments) -> tuple[Tensor, ...]:
-    """Give the outputs of a call as meta tensors; of a mutating op, what it writes."""
-    declaration = catalogue()[op]
-    meta = {n: a.to("meta") if isinstance(a, Tensor) else a for n, a in args.items()}
-    if declaration.mutates:
-        return tuple(meta[name] for name in declaration.mutates)
-    result = declaration.faker(*meta.values())
-    return (result,) if isinstance(result, Tensor) else tuple(result)
 
 
 def work(op: str, args: Arguments) -> Work:

@@ -30,12 +30,12 @@ import torch_ops
 from benchmarks import _calls, _measure, _ops_table, _plots
 from benchmarks._ahead import compile_ahead
 from benchmarks._calls import EAGER, SELECTED, Candidate, Job, Maker
-from benchmarks._slices import Expected, check, expected_of
-from benchmarks._work import Work, outputs_of, work
+from benchmarks._work import Work, work
 from torch_ops.declarations import catalogue
 from torch_ops.testing import subject
 from torch_ops.testing.compare import DeviceLostError, ViolationError
 from torch_ops.testing.contract import Snapshot, check_fresh
+from torch_ops.testing.parts import Expected, check, expected_of, outputs_of
 from torch_ops.testing.proof import Arguments, proof_names, proof_of
 from torch_ops.testing.spec import Spec
 

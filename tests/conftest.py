@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from torch_ops import discovery, kernels, policy
+from torch_ops import discovery, kernels, policy, tuning
 from torch_ops.registry import registry
 
 
@@ -29,7 +29,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def restored() -> Iterator[None]:
-    """Put back the registry, the process's choices, the environment and the scanned plugins."""
+    """Put back the registry, choices and tables, the environment and the scanned plugins."""
     variables = dict(os.environ)
     parsed = policy.env()
     plugins = discovery.packages()
@@ -47,6 +47,8 @@ def restored() -> Iterator[None]:
         registry._specs = specs
         registry._sites = sites
         policy.invalidate()
+    if tuning._loaded:
+        tuning.clear_tuning_table()
     if policy._process != chosen:
         policy._process[:] = chosen
         policy.invalidate()

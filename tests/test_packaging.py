@@ -109,6 +109,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_wheel_holds_the_tree_and_nothing_else(wheel: Path) -> None:
     names = {n for n in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in n}
     expected = {"torch_ops/py.typed"}
+    expected |= {str(path.relative_to(ROOT)) for path in ROOT.glob("torch_ops/tables/*.json")}
     for top, prefix in (("torch_ops", ""), ("backends", "torch_ops/")):
         expected |= {prefix + str(path.relative_to(ROOT)) for path in (ROOT / top).rglob("*.py")}
     assert names == expected

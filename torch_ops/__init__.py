@@ -24,6 +24,7 @@ from torch_ops.registry import KernelRegistry, register_kernel, registry
 from torch_ops.selector import Candidate, get_kernel, select_kernel
 from torch_ops.spec import KernelSpec
 from torch_ops.tracing import Trace, trace
+from torch_ops.tuning import clear_tuning_table, load_tuning_table
 
 _declarations.catalogue()
 
@@ -46,10 +47,12 @@ __all__ = [  # noqa: PLE0604  (the errors' names come from their module)
     "Platform",
     "Requirement",
     "Trace",
+    "clear_tuning_table",
     "debug",
     "errors",
     "explain",
     "get_kernel",
+    "load_tuning_table",
     "ops",
     "refresh",
     "register_kernel",

@@ -15,14 +15,15 @@ from typing import Any
 
 import torch
 
-from torch_ops import binding, policy, selector
+from torch_ops import binding, policy, selector, tuning
 from torch_ops.declare import Declaration
 from torch_ops.errors import NoBackwardError
 from torch_ops.platform import Platform, platform_of
 from torch_ops.transforms import any_tangent
 
-__all__ = ["legal", "refuse_grad"]
+__all__ = ["alike", "legal", "refuse_grad"]
 
+_CALLS = 256  # that a table decides, for an op; more start anew
 _forward_ad = torch.autograd.forward_ad
 _increment_version = torch._C._increment_version  # the public one takes twice the time
 _scope = policy.current_scope
@@ -38,15 +39,19 @@ def refuse_grad(op: str) -> NoBackwardError:
     )
 
 
-def legal(declaration: Declaration, *, named: bool) -> Callable[..., Any]:
+def legal(
+    declaration: Declaration, *, named: bool, slots: dict[Any, Any] | None = None
+) -> Callable[..., Any]:
     """Make the function that runs an op's legal calls on one kind of device.
 
     Args:
         declaration: The op.
         named: Whether the last argument is the name of a backend.
+        slots: Where plans are kept, for calls that are all alike and end with a change of policy;
+            by default for calls of all looks, until such a change.
     """
-    op = declaration.name
-    slots: dict[Any, Callable[..., Any]] = policy.track({})
+    op, same = declaration.name, slots is not None
+    slots = policy.track({}) if slots is None else slots
     find = slots.get
     written = _picker(declaration)
 
@@ -55,7 +60,7 @@ def legal(declaration: Declaration, *, named: bool) -> Callable[..., Any]:
             raise refuse_grad(op)
         run = find(_scope())
         if run is None:
-            run = _resolve(op, slots, _scope(), args, None)
+            run = _resolve(op, slots, _scope(), args, None, same)
         return run(*args)
 
     def call_mutating(*args: Any) -> None:
@@ -64,7 +69,7 @@ def legal(declaration: Declaration, *, named: bool) -> Callable[..., Any]:
         declaration.memory_checker(*args)
         run = find(_scope())
         if run is None:
-            run = _resolve(op, slots, _scope(), args, None)
+            run = _resolve(op, slots, _scope(), args, None, same)
         run(*args)
         _increment_version(written(args))
 
@@ -76,7 +81,7 @@ def legal(declaration: Declaration, *, named: bool) -> Callable[..., Any]:
             declaration.memory_checker(*args)
         run = find((_scope(), backend))
         if run is None:
-            run = _resolve(op, slots, _scope(), args, backend)
+            run = _resolve(op, slots, _scope(), args, backend, same)
         result = run(*args)
         if mutates:
             _increment_version(written(args))
@@ -95,24 +100,76 @@ def _picker(declaration: Declaration) -> Callable[[tuple[Any, ...]], Any]:
     return operator.itemgetter(*indices) if indices else tuple
 
 
+def alike(
+    declaration: Declaration, call: Callable[..., Any], args: tuple[Any, ...]
+) -> Callable[..., Any]:
+    """Make the function for legal calls that look like this one: without a look-up at each call.
+
+    It is ``call``, which serves them all, unless a table decides by how they look.
+    """
+    platform = platform_of(args) or Platform.cpu()
+    if not tuning.decides(declaration.name, platform):
+        return call
+    return legal(declaration, named=False, slots={})
+
+
 def _resolve(
     op: str,
     slots: dict[Any, Any],
     scope: policy.Scope | None,
     args: tuple[Any, ...],
     backend: str | None,
+    same: bool,
 ) -> Callable[..., Any]:
     """Make the plan of a call and keep it, once its kernels have run, where it holds for all."""
     made_in = policy.generation
     platform = platform_of(args) or Platform.cpu()
-    plan = selector.make_plan(op, platform, backend=backend, scope=scope)
-    run, lasting = binding.bind(plan, debugging=scope is not None and scope.debug)
-    if lasting and (platform.device == "cpu" or _one_architecture()):
+    undecided = backend is None and tuning.decides(op, platform)
+    if undecided and not same and policy.choose(op, scope).backend is None:
+        run, lasting = _by_look(op, platform, scope), True
+    else:
+        run, lasting = _bound(op, platform, scope, args, backend)
+    if lasting and (platform.device == "cpu" or _one_kind()):
         policy.remember(slots, scope if backend is None else (scope, backend), made_in, run)
     return run
 
 
-def _one_architecture() -> bool:
+def _bound(
+    op: str,
+    platform: Platform,
+    scope: policy.Scope | None,
+    args: tuple[Any, ...],
+    backend: str | None,
+) -> tuple[Callable[..., Any], bool]:
+    row = tuning.row_of(op, platform, args) if backend is None else None
+    plan = selector.make_plan(op, platform, backend=backend, scope=scope, row=row)
+    return binding.bind(plan, debugging=scope is not None and scope.debug)
+
+
+def _by_look(op: str, platform: Platform, scope: policy.Scope | None) -> Callable[..., Any]:
+    """Make the function that runs calls of all looks of an op that a table decides."""
+    runs: dict[Any, Callable[..., Any]] = {}
+    find = runs.get
+
+    def run(*args: Any) -> Any:
+        look = tuple(
+            [(arg.shape, arg.dtype) if isinstance(arg, torch.Tensor) else arg for arg in args]
+        )
+        found = find(look)
+        if found is None:
+            made_in = policy.generation
+            found, lasting = _bound(op, platform, scope, args, None)
+            if len(runs) >= _CALLS:
+                runs.clear()
+            if lasting:
+                policy.remember(runs, look, made_in, found)
+        return found(*args)
+
+    return run
+
+
+def _one_kind() -> bool:
     """Whether all visible GPUs are alike, so that one plan serves each of them."""
     count = torch.cuda.device_count()
-    return count == 1 or len({Platform.detect(f"cuda:{i}").arch for i in range(count)}) == 1
+    kinds = {(p.arch, p.name) for p in (Platform.detect(f"cuda:{i}") for i in range(count))}
+    return len(kinds) == 1

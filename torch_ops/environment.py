@@ -17,6 +17,7 @@ VARIABLES = {
     "TORCH_OPS_BACKEND": "Backend of all ops (`triton`) or of some (`rms_norm=flashinfer,...`).",
     "TORCH_OPS_DISABLE": "Backends that never run (`flashinfer`), also per op (`rms_norm:triton`).",
     "TORCH_OPS_REQUIRE": "What kernels have to promise: `deterministic`, `batch_invariant`.",
+    "TORCH_OPS_TUNING_TABLE": "File of `torch-ops tune --save`, or `none`: not the shipped one.",
 }
 """Every variable that is read, with what it does."""
 _ONE_OP = {"TORCH_OPS_BACKEND": "op=backend", "TORCH_OPS_DISABLE": "op:backend"}
@@ -31,12 +32,14 @@ class Environment:
         per_op: Backend by op.
         disabled: Disabled backends; the key is an op's name, or None for all ops.
         required: Promises that kernels have to make.
+        tuning_table: File of the table of measured times, ``"none"``, or None.
     """
 
     default: Backend | None = None
     per_op: Mapping[str, Backend] = field(default_factory=dict)
     disabled: Mapping[str | None, frozenset[Backend]] = field(default_factory=dict)
     required: frozenset[str] = frozenset()
+    tuning_table: str | None = None
 
     def disables(self, op: str, backend: Backend) -> str | None:
         """Give why the backend is disabled for the op, or None."""
@@ -69,7 +72,9 @@ def read(ops: Iterable[str], environ: Mapping[str, str] | None = None) -> Enviro
     known = sorted(ops)
     default, per_op = _choices(environ.get("TORCH_OPS_BACKEND", ""), known)
     disabled = _disabled(environ.get("TORCH_OPS_DISABLE", ""), known)
-    return Environment(default, per_op, disabled, _required(environ.get("TORCH_OPS_REQUIRE", "")))
+    required = _required(environ.get("TORCH_OPS_REQUIRE", ""))
+    table = environ.get("TORCH_OPS_TUNING_TABLE", "").strip() or None
+    return Environment(default, per_op, disabled, required, table)
 
 
 def _choices(text: str, ops: list[str]) -> tuple[Backend | None, dict[str, Backend]]:

@@ -19,6 +19,7 @@ __all__ = [
     "PluginConflictError",
     "RegistrationConflictError",
     "TorchOpsError",
+    "TuningTableError",
     "UnknownBackendError",
     "UnknownOpError",
     "UnknownVariableError",
@@ -95,6 +96,10 @@ class PluginConflictError(_DataError, ValueError):
 
     backend: str
     distributions: tuple[str, ...]
+
+
+class TuningTableError(TorchOpsError, ValueError):
+    """A table of measured times can't be read, or is of another device, version or registry."""
 
 
 class UnknownVariableError(_DataError, ValueError):

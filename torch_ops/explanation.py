@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_ops import policy, selector
+from torch_ops import buckets, policy, selector, tuning
 from torch_ops.backend import Backend
 from torch_ops.errors import TorchOpsError, UnknownBackendError
 from torch_ops.platform import Platform, platform_of
@@ -30,6 +30,8 @@ class Explanation:
         candidates: Every registered kernel in order of preference, with all its reasons.
         platform: Where the call would run.
         error: What the call would raise, None where it would run.
+        row: What the device's table says of such calls: their bucket, and times of each kernel.
+        table: Which table that is, or why there is no row; empty where there is no table.
     """
 
     op: str
@@ -38,6 +40,8 @@ class Explanation:
     candidates: tuple[Candidate, ...]
     platform: Platform
     error: Exception | None = None
+    row: tuning.Row | None = None
+    table: str = ""
 
     def __str__(self) -> str:
         chosen = self.chosen.value if self.chosen is not None else "none"
@@ -48,17 +52,29 @@ class Explanation:
                 candidate.backend.value,
                 "usable" if candidate.usable else "not usable",
                 candidate.state,
+                self._time(candidate.backend.value),
                 "; ".join(candidate.reasons),
             )
             for candidate in self.candidates
         ]
-        widths = [max((len(row[i]) for row in rows), default=0) for i in range(4)]
-        for row in rows:
-            cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
-            lines.append("  ".join([*cells, row[4]]).rstrip())
+        shown = [i for i in range(5) if i < 4 or self.row is not None]
+        widths = {i: max((len(row[i]) for row in rows), default=0) for i in shown}
+        lines += [
+            "  ".join([*(row[i].ljust(widths[i]) for i in shown), row[5]]).rstrip() for row in rows
+        ]
+        if self.table:
+            lines.append(f"table: {self.table}")
         if self.error is not None:
             lines.append(f"would raise {type(self.error).__name__}: {self.error}")
         return "\n".join(lines)
+
+    def _time(self, backend: str) -> str:
+        if self.row is None:
+            return ""
+        if backend in self.row.us:
+            return f"{self.row.us[backend]:.4g} us"
+        why = self.row.rejected.get(backend)
+        return "not measured" if why is None else f"left out: {why}"
 
 
 def explain(op: str, *args: Any, platform: Platform | None = None, **kwargs: Any) -> Explanation:
@@ -83,13 +99,34 @@ def explain(op: str, *args: Any, platform: Platform | None = None, **kwargs: Any
     platform = platform or (platform_of(call) if call else None) or Platform.detect()
     scope = policy.current_scope()
     choice = policy.choose(op, scope) if backend is None else policy.Choice(None, "call")
-    candidates = _ranked(op, platform, call)
+    row = tuning.row_of(op, platform, call) if call is not None else None
+    candidates = _ranked(op, platform, call, row)
+    measured = (row, _table(op, platform, call, row))
     try:
-        plan = selector.make_plan(op, platform, backend=backend, scope=scope, args=call)
+        plan = selector.make_plan(op, platform, backend=backend, scope=scope, args=call, row=row)
         _check(op, call)
     except (TorchOpsError, UnknownBackendError, TypeError, ValueError) as error:
-        return Explanation(op, None, choice.source, candidates, platform, error)
-    return Explanation(op, plan.specs[0].backend, plan.source, candidates, platform)
+        return Explanation(op, None, choice.source, candidates, platform, error, *measured)
+    chosen = plan.specs[0].backend
+    return Explanation(op, chosen, plan.source, candidates, platform, None, *measured)
+
+
+def _table(
+    op: str, platform: Platform, call: tuple[Any, ...] | None, row: tuning.Row | None
+) -> str:
+    """Name the row, or say why there is none."""
+    from torch_ops.declarations import catalogue
+
+    table, refusal = tuning.active(platform)
+    if table is None:
+        return "" if refusal is None else f"not used: {refusal}"
+    if row is not None:
+        return f"{table.path}, row {row.bucket}"
+    if call is None:
+        return f"{table.path}, whose rows go by the call's arguments"
+    declaration = catalogue().get(op)
+    looked = "" if declaration is None else f" {buckets.bucket(declaration, call)}"
+    return f"{table.path}, without a row{looked}: the declared order holds"
 
 
 def _check(op: str, call: tuple[Any, ...] | None) -> None:
@@ -118,8 +155,10 @@ def _arguments(op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[
     return bound.args
 
 
-def _ranked(op: str, platform: Platform, args: tuple[Any, ...] | None) -> tuple[Candidate, ...]:
-    """Judge every kernel; those in the declared order come first, in that order."""
+def _ranked(
+    op: str, platform: Platform, args: tuple[Any, ...] | None, row: tuning.Row | None
+) -> tuple[Candidate, ...]:
+    """Judge every kernel; measured ones come first, then those in the declared order."""
     order = selector.order_of(op, platform) or ()
     judged = []
     for spec in registry.get(op):
@@ -135,8 +174,11 @@ def _ranked(op: str, platform: Platform, args: tuple[Any, ...] | None) -> tuple[
             )
         judged.append(candidate)
 
+    best = [name for name in (row.order if row is not None else ()) if name in order]
+    best += [name for name in order if name not in best]
+
     def rank(candidate: Candidate) -> int:
         name = candidate.backend.value
-        return order.index(name) if name in order else len(order)
+        return best.index(name) if name in best else len(best)
 
     return tuple(sorted(judged, key=rank))

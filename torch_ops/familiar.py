@@ -95,4 +95,5 @@ class Familiar:
         complete = rest = args[self.tensors :] + self._defaults[max(len(args), self.tensors) :]
         while rest and rest[-1] == self._defaults[self.tensors + len(rest) - 1]:
             rest = rest[:-1]
+        call = calls.alike(self._declaration, call, args)
         self.looks[shape] = Look(same, rest, complete, _any_requires_grad(*tensors), call)

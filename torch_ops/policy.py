@@ -73,7 +73,8 @@ _process: list[Choices] = []
 _environment: environment.Environment | None = None
 _plans: list[dict[Any, Any]] = []
 tuned: dict[tuple[str, str | None, str], Backend] = {}
-"""Measured choices by (device, arch, op); empty until a device has been tuned."""
+"""Measured choices of whole ops by (device, arch, op): where no row of a table speaks, and for
+layers, which are prepared before they see a shape."""
 _frozen: str | None = None
 generation = 0
 current_scope = _scope.get
@@ -101,6 +102,18 @@ def _refuse_when_frozen() -> None:
             f"and can't be guarded ({_frozen}); choose before the first compile, pass backend= to "
             "the calls, or use a supported version of PyTorch"
         )
+
+
+def change(apply: Callable[[], None]) -> None:
+    """Make a change that plans depend on, and drop the plans.
+
+    Raises:
+        TorchOpsError: compiled code lives that can't follow it.
+    """
+    _refuse_when_frozen()
+    with _lock:
+        apply()
+        invalidate()
 
 
 def track(plans: dict[Any, Any]) -> dict[Any, Any]:

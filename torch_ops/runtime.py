@@ -14,11 +14,21 @@ import torch
 from torch import Tensor
 from torch.library import Library, custom_op, fallthrough_kernel
 
-from torch_ops import callables, calls, compiled, dynamo, policy, schema, selector, transforms
+from torch_ops import (
+    callables,
+    calls,
+    compiled,
+    dynamo,
+    policy,
+    schema,
+    selector,
+    transforms,
+    tuning,
+)
 from torch_ops.backend import Backend
 from torch_ops.calls import refuse_grad
 from torch_ops.declare import Declaration
-from torch_ops.errors import TorchOpsError
+from torch_ops.errors import TorchOpsError, TuningTableError, UnknownVariableError
 from torch_ops.familiar import Familiar
 from torch_ops.platform import Platform
 from torch_ops.registry import registry
@@ -150,10 +160,10 @@ def _kernel(
     def kernel(*args: Any) -> Any:
         look = looked(args[0].shape) if possible else None
         if look is not None:
-            same, rest, _, without_grad, _ = look
+            same, rest, _, without_grad, alike = look
             tensors = args[:count] if len(args) >= count else args + absent[len(args) :]
             if args[count:] == rest and same(*tensors) and not (without_grad and _grad_enabled()):
-                return call(*args)
+                return alike(*args)
         familiar.meet(args, legal)
         return call(*args)
 
@@ -225,28 +235,34 @@ _fingerprints: dict[int, str] = {}
 
 
 def fingerprint() -> str:
-    """Give the registry's fingerprint, computed once a generation."""
+    """Give the fingerprint of registry and tables, computed once a generation."""
     generation = policy.generation
     made = _fingerprints.get(generation)
     if made is None:
-        made = registry.fingerprint()
+        try:
+            tables = tuning.digest()
+        except (UnknownVariableError, TuningTableError):  # the call raises it, in its own class
+            tables = ""
+        made = f"{registry.fingerprint()}.{tables}".removesuffix(".")
         _fingerprints.clear()
         _fingerprints[generation] = made
     return made
 
 
-def signature(op: str, device: torch.device, backend: str | None = None) -> tuple[str, ...]:
+def signature(op: str, device: torch.device, backend: str | None = None) -> tuple[object, ...]:
     """Name the kernels that a call may run now; equal names run equal kernels.
 
-    The list ends with the reference, which takes every legal call.
+    The list ends with the reference, which takes every legal call. Where nobody has chosen, what
+    a table decides by shapes comes first.
     """
+    platform = Platform.detect(device)
+    targets: list[object] = []
     try:
-        plan = selector.make_plan(
-            op, Platform.detect(device), backend=backend, scope=policy.current_scope()
-        )
+        plan = selector.make_plan(op, platform, backend=backend, scope=policy.current_scope())
+        if not plan.explicit:
+            targets += tuning.state(op, platform)
     except TorchOpsError as error:
         return ("error", type(error).__name__)
-    targets = []
     for spec in plan.specs:
         targets.append(spec.target)
         if spec.backend is Backend.TORCH:

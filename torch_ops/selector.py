@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torch_ops import discovery, kernels, policy, promises
+from torch_ops import discovery, kernels, policy, promises, tuning
 from torch_ops.backend import Backend
 from torch_ops.errors import (
     AmbiguousBackendError,
@@ -181,8 +181,18 @@ def make_plan(
     scope: policy.Scope | None = None,
     args: Sequence[Any] | None = None,
     unchecked: bool = False,
+    row: tuning.Row | None = None,
 ) -> Plan:
     """Resolve a call as far as it can be without running anything.
+
+    Args:
+        op: Name of the op.
+        platform: Where it is to run.
+        backend: Explicit choice, strict.
+        scope: The context's choices.
+        args: The call's arguments; given, the candidates' per-call checks run.
+        unchecked: Leave out the checks of an explicit choice.
+        row: What was measured for such calls; decides where nobody has chosen.
 
     Raises:
         UnknownOpError, UnknownBackendError, BackendUnavailableError, NoBackendError,
@@ -192,7 +202,7 @@ def make_plan(
     choice = decide(op, backend, scope)
     if choice.backend is not None:
         return _explicit(op, platform, choice, args, unchecked)
-    return _automatic(op, platform, args)
+    return _automatic(op, platform, args, row)
 
 
 def _explicit(
@@ -215,7 +225,9 @@ def _explicit(
     return Plan(op, platform, choice.source, (spec,), (), unchecked)
 
 
-def _automatic(op: str, platform: Platform, args: Sequence[Any] | None) -> Plan:
+def _automatic(
+    op: str, platform: Platform, args: Sequence[Any] | None, row: tuning.Row | None
+) -> Plan:
     specs = {spec.backend.value: spec for spec in registry.get(op)}
     judged = {name: judge(spec, platform, args) for name, spec in specs.items()}
     order = order_of(op, platform)
@@ -230,9 +242,11 @@ def _automatic(op: str, platform: Platform, args: Sequence[Any] | None) -> Plan:
             old = judged[name]
             judged[name] = Candidate(old.backend, False, (*old.reasons, reason), old.state)
     ranked = sorted(specs, key=lambda name: order.index(name) if name in order else len(order))
-    source, best = "declared", policy.tuned.get((platform.device, platform.arch, op))
-    if best is not None and best.value in judged and judged[best.value].usable:
-        source, ranked = "tuned", [best.value, *(n for n in ranked if n != best.value)]
+    best = policy.tuned.get((platform.device, platform.arch, op))
+    measured = row.order if row is not None else () if best is None else (best.value,)
+    measured = tuple(name for name in measured if name in judged and judged[name].usable)
+    ranked = [*measured, *(name for name in ranked if name not in measured)]
+    source = "tuned" if measured else "declared"
     usable = tuple(specs[name] for name in ranked if judged[name].usable)
     skipped = tuple(judged[name] for name in ranked if not judged[name].usable)
     if not usable:
@@ -379,6 +393,7 @@ def select_kernel(
         scope=policy.current_scope(),
         args=args,
         unchecked=unchecked,
+        row=None if args is None else tuning.row_of(op, platform, args),
     ).specs[0]
 
 

@@ -83,9 +83,9 @@ def test_plans_for_unlike_gpus_are_not_shared(monkeypatch: pytest.MonkeyPatch) -
     kinds = {"cuda:0": Platform.cuda((9, 0), 0), "cuda:1": Platform.cuda((8, 0), 1)}
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(kinds))
     monkeypatch.setattr(Platform, "detect", lambda device=None: kinds[str(device)])
-    assert not calls._one_architecture()
+    assert not calls._one_kind()
     kinds["cuda:1"] = Platform.cuda((9, 0), 1)
-    assert calls._one_architecture()
+    assert calls._one_kind()
 
 
 @pytest.mark.parametrize(("backend", "op"), EVERY)

@@ -96,7 +96,12 @@ def test_typos(variables: dict[str, str], message: str) -> None:
 
 
 def test_every_variable_is_described() -> None:
-    names = {"TORCH_OPS_BACKEND", "TORCH_OPS_DISABLE", "TORCH_OPS_REQUIRE"}
+    names = {
+        "TORCH_OPS_BACKEND",
+        "TORCH_OPS_DISABLE",
+        "TORCH_OPS_REQUIRE",
+        "TORCH_OPS_TUNING_TABLE",
+    }
     assert set(environment.VARIABLES) == names
     assert all(environment.VARIABLES.values())
 

@@ -23,6 +23,7 @@ BASES = {
     "InvalidTargetError": ValueError,
     "DeclarationError": TypeError,
     "PluginConflictError": ValueError,
+    "TuningTableError": ValueError,
     "UnknownVariableError": ValueError,
     "NoBackwardError": NotImplementedError,
     "AttentionOverrideError": ValueError,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -103,6 +104,47 @@ def verify(
     with usage_errors():
         place = arguments.parse_device(device)
         output.present(lambda: proof.report(op, backend, place, profile, isolate), as_json)
+
+
+@app.command()
+def tune(
+    op: Annotated[list[str] | None, typer.Argument(help="Default: every op.")] = None,
+    shapes: Annotated[
+        str, typer.Option(help="A model, as llama3-8b, or a JSON file of sizes by op.")
+    ] = "llama3-8b",
+    dtype: Annotated[
+        list[str] | None,
+        typer.Option(help="Of the inputs.", show_default="bfloat16 on a GPU, else float32"),
+    ] = None,
+    save: Annotated[
+        Path | None, typer.Option(help="Write the table there, beside rows that it has.")
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="cpu, cuda, cuda:1.", show_default="cuda if there is one")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Time all kernels that are right, for each bucket of calls; a table for later choices."""
+    from torch_ops.cli import tuning
+
+    with usage_errors():
+        place = arguments.parse_device(device or arguments.best_device())
+        names = [str(arguments.parse_dtype(text)).removeprefix("torch.") for text in dtype or ()]
+        output.present(lambda: tuning.report(op or (), shapes, names, place, save), as_json)
+
+
+@app.command()
+def matrix(
+    markdown: Annotated[bool, typer.Option("--markdown", help="The page SUPPORT.md.")] = False,
+    evidence: Annotated[
+        Path | None, typer.Option(help="Results of benchmarks with proofs of a GPU.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Show which kernel may run where, for which dtype, and what shows that it is right."""
+    from torch_ops.cli import matrix as command
+
+    output.present(lambda: command.report(evidence, markdown), as_json)
 
 
 @app.command()

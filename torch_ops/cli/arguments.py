@@ -64,6 +64,11 @@ def parse_device(text: str) -> torch.device:
     return device
 
 
+def best_device() -> str:
+    """Name the kind of this machine's GPU, else its CPU."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
 @dataclass(frozen=True)
 class Sample:
     """What a command line says about the arguments of one call.

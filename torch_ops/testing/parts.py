@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks._work import ATTENTION, outputs_of
 from torch_ops.declarations import catalogue
 from torch_ops.testing.compare import ViolationError, check_output
 from torch_ops.testing.proof import Arguments, Output, Proof
@@ -23,6 +22,7 @@ from torch_ops.testing.proofs._paged import DECODE, PREFILL
 from torch_ops.testing.proofs._ragged import PACKED
 from torch_ops.testing.proofs._ragged_laws import reordered
 
+ATTENTION = ("attention", "attention_with_lse")
 FORMS = (PACKED, PREFILL, DECODE)
 # All rows read these; everything else has a row a token along its first axis.
 SHARED = ("weight", "bias", "cos_sin_cache")
@@ -69,6 +69,16 @@ def expected_of(proof: Proof, args: Arguments) -> list[Expected]:
 def _on_cpu(output: Output) -> Output:
     bound = None if output.bound is None else output.bound.cpu()
     return dataclasses.replace(output, value=output.value.cpu(), bound=bound)
+
+
+def outputs_of(op: str, args: Arguments) -> tuple[Tensor, ...]:
+    """Give the outputs of a call as meta tensors; of a mutating op, what it writes."""
+    declaration = catalogue()[op]
+    meta = {n: a.to("meta") if isinstance(a, Tensor) else a for n, a in args.items()}
+    if declaration.mutates:
+        return tuple(meta[name] for name in declaration.mutates)
+    result = declaration.faker(*meta.values())
+    return (result,) if isinstance(result, Tensor) else tuple(result)
 
 
 def check(

@@ -34,14 +34,14 @@ ATTENTION = [
 @pytest.fixture(autouse=True)
 def low_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut small calls, too."""
-    from benchmarks import _slices
+    from torch_ops.testing import parts
 
-    monkeypatch.setattr(_slices, "ROW_ELEMENTS", 100)
-    monkeypatch.setattr(_slices, "LOGITS", 300)
+    monkeypatch.setattr(parts, "ROW_ELEMENTS", 100)
+    monkeypatch.setattr(parts, "LOGITS", 300)
 
 
 def _same_as_whole(spec: Spec) -> int:
-    from benchmarks._slices import expected_of
+    from torch_ops.testing.parts import expected_of
 
     args, proof = build(spec), proof_of(spec.op)
     whole, parts = proof.oracle(args, catalogue()[spec.op].contract), expected_of(proof, args)
@@ -75,7 +75,7 @@ def test_sequences_are_exact(op: str) -> None:
 
 @pytest.mark.parametrize("op", ROWS)
 def test_rows_are_exact(op: str) -> None:
-    from benchmarks._slices import parts_of
+    from torch_ops.testing.parts import parts_of
 
     spec = small(op, tokens=200)
     assert _same_as_whole(spec) == 1
@@ -88,7 +88,7 @@ def _outputs(args: Arguments) -> tuple[torch.Tensor]:
 
 
 def test_what_is_wrong_in_a_part_or_not_written_anywhere_is_seen() -> None:
-    from benchmarks._slices import check, expected_of, parts_of
+    from torch_ops.testing.parts import check, expected_of, parts_of
 
     args = build(small("rms_norm", tokens=200))
     expected, (part,) = expected_of(proof_of("rms_norm"), args), parts_of("rms_norm", args)
