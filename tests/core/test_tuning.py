@@ -353,7 +353,7 @@ BUCKETS = [
 ]
 
 
-@pytest.mark.parametrize(("op", "args", "expected"), BUCKETS, ids=lambda v: str(v)[:12])
+@pytest.mark.parametrize(("op", "args", "expected"), BUCKETS, ids=[b[0] for b in BUCKETS])
 def test_buckets(op: str, args: tuple[Any, ...], expected: str) -> None:
     assert buckets.bucket(catalogue()[op], args) == expected
 
