@@ -287,10 +287,13 @@ def swap(
     free = {name: layer for name, layer in layers.items() if layer._rules.required is None}
     pinned = tuple(name for name in layers if name not in free)
     generation = policy.generation
+    families = {id(target): members(target) for target in targets.values() if target is not None}
     unprepared = {
         name: layer
         for name, layer in free.items()
-        if not layer._cache.fit(_families(layer, targets[name]), generation)
+        if not layer._cache.fit(
+            families.get(id(target := targets[name])) or _families(layer, target), generation
+        )
     }
     with _lock, _kept_on_success({layer: targets[name] for name, layer in unprepared.items()}):
         refused = {
@@ -309,7 +312,8 @@ def swap(
         before = {
             name: (layer, override, layer._changed_by)
             for name, layer in free.items()
-            if (override := overrides[layer._group].get(layer._cache.slot)) != targets[name]
+            if (override := overrides[layer._group].get(layer._cache.slot)) is not targets[name]
+            and override != targets[name]
         }
         switched = tuple(before)
         unchanged = tuple(name for name in free if name not in before)

@@ -6,7 +6,7 @@ import fnmatch
 import hashlib
 import operator
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from torch import nn
 
@@ -19,7 +19,7 @@ __all__ = ["attention_state", "select"]
 
 def select(
     model: nn.Module, where: str | Callable[[str, Attention], bool] | None
-) -> dict[str, Attention]:
+) -> Mapping[str, Attention]:
     """Find each layer once, under the first of its names that is selected."""
     if not isinstance(model, nn.Module):
         raise TypeError(
@@ -31,18 +31,17 @@ def select(
             f"attention override: argument 'where' is a {type(where).__name__} "
             "(accepted: None, a glob over qualified names, or a predicate of name and layer)"
         )
+    names = _names(model)
+    if where is None:
+        return names.first
     selected: dict[Attention, str] = {}
-    for name, layer in _names(model).layers:
+    for name, layer in names.layers:
         if layer not in selected and _wanted(name, layer, where):
             selected[layer] = name
     return {name: layer for layer, name in selected.items()}
 
 
-def _wanted(
-    name: str, layer: Attention, where: str | Callable[[str, Attention], bool] | None
-) -> bool:
-    if where is None:
-        return True
+def _wanted(name: str, layer: Attention, where: str | Callable[[str, Attention], bool]) -> bool:
     return fnmatch.fnmatchcase(name, where) if isinstance(where, str) else where(name, layer)
 
 
@@ -51,10 +50,13 @@ class _Names:
 
     Attributes:
         layers: Every layer under all of its names.
+        first: Each layer once, by the first of its names.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self.layers = _named(model)
+        names = {layer: name for name, layer in reversed(self.layers)}
+        self.first = {name: layer for name, layer in self.layers if names[layer] == name}
         self._parts = [module._modules for module in model.modules()]
         self._then = [parts.copy() for parts in self._parts]
 
