@@ -11,7 +11,7 @@ from torch_ops.testing.covering import pairwise
 from torch_ops.testing.draw import FLOATS
 from torch_ops.testing.layouts import LAYOUTS
 from torch_ops.testing.proof import proof_names
-from torch_ops.testing.search import covering_rows
+from torch_ops.testing.search import covering_rows, floats_of
 
 
 def test_every_pair_of_choices_is_in_some_row() -> None:
@@ -30,4 +30,4 @@ def test_rows_of_an_op_are_few_and_cover_dtypes_and_layouts(op: str) -> None:
     assert 60 <= len(rows) <= 90
     seen = {(s.operands[0][1].dtype, s.operands[0][1].layout) for s in rows}
     possible = {layout for layout in LAYOUTS if layout != "expand0" or not proof_of(op).mutates}
-    assert seen >= set(itertools.product(FLOATS, possible))
+    assert seen >= set(itertools.product(floats_of(op), possible))

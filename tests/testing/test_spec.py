@@ -16,7 +16,7 @@ from torch import Tensor
 from torch_ops.testing import Operand, Spec, build, proof_of
 from torch_ops.testing.draw import FLOATS
 from torch_ops.testing.proof import proof_names
-from torch_ops.testing.search import covering_rows
+from torch_ops.testing.search import covering_rows, floats_of
 
 EXAMPLE = Spec.of(
     "rms_norm",
@@ -59,7 +59,7 @@ def test_json_round_trip() -> None:
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_drawn_specs_survive_json(op: str, data: st.DataObject) -> None:
-    dtype = data.draw(st.sampled_from(FLOATS))
+    dtype = data.draw(st.sampled_from(floats_of(op)))
     spec = data.draw(proof_of(op).draw(dtype, 2**12))
     again = Spec.from_json(spec.to_json())
     assert again == spec

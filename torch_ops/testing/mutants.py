@@ -15,7 +15,7 @@ from torch_ops.testing.draw import FLOATS
 from torch_ops.testing.examine import Examiner, Tally
 from torch_ops.testing.laws import GENERIC
 from torch_ops.testing.proof import Mutant, Proof
-from torch_ops.testing.search import covering_rows, drawn
+from torch_ops.testing.search import covering_rows, drawn, floats_of
 from torch_ops.testing.spec import Spec
 from torch_ops.testing.subject import mutating, subject_of
 from torch_ops.testing.values import REGIMES
@@ -38,11 +38,11 @@ class Fall:
 def stream(proof: Proof, layer: str, profile: str) -> Iterator[Spec]:
     """The examples that a profile runs for a layer, over all dtypes, in order."""
     if layer == "zero":
-        for dtype in FLOATS:
+        for dtype in floats_of(proof.op):
             yield from proof.zero(dtype)
         return
     yield from covering_rows(proof.op, FLOATS)
-    for dtype in FLOATS:
+    for dtype in floats_of(proof.op):
         yield from drawn(proof.op, dtype, profile)
 
 

@@ -5,18 +5,30 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
+import torch
+
+from torch_ops.declarations import catalogue
 from torch_ops.testing._hypothesis import Phase, given, settings
 from torch_ops.testing.covering import pairwise
+from torch_ops.testing.draw import FLOATS
 from torch_ops.testing.profiles import Profile, profile_of
 from torch_ops.testing.proof import proof_of
 from torch_ops.testing.spec import Spec
 
 
+def floats_of(op: str) -> tuple[str, ...]:
+    """Names of the floating dtypes that an op declares."""
+    return tuple(name for name in FLOATS if getattr(torch, name) in catalogue()[op].dtypes)
+
+
 @functools.cache
 def covering_rows(op: str, dtypes: tuple[str, ...]) -> tuple[Spec, ...]:
-    """Specs in which every two choices of dtype, layout, regime, dims and parameters meet."""
+    """Specs in which every two choices of dtype, layout, regime, dims and parameters meet.
+
+    Of the dtypes those that the op declares.
+    """
     proof = proof_of(op)
-    rows = pairwise({"dtype": dtypes, **proof.axes})
+    rows = pairwise({"dtype": [d for d in dtypes if d in floats_of(op)], **proof.axes})
     specs = [
         proof.row(row["dtype"], {k: v for k, v in row.items() if k != "dtype"}) for row in rows
     ]

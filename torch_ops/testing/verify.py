@@ -38,7 +38,7 @@ from torch_ops.testing.result import (
     Failure,
     Result,
 )
-from torch_ops.testing.search import covering_rows, generate
+from torch_ops.testing.search import covering_rows, floats_of, generate
 from torch_ops.testing.spec import Spec
 from torch_ops.testing.subject import Subject, subject_of
 
@@ -169,7 +169,7 @@ def _subject(op: str, backend: str | Backend | Callable[..., Any]) -> Subject:
 
 
 def _dtypes(op: str, wanted: Sequence[str] | None) -> list[str]:
-    declared = [d for d in FLOATS if getattr(torch, d) in catalogue()[op].dtypes]
+    declared = list(floats_of(op))
     if isinstance(wanted, str) or not all(isinstance(dtype, str) for dtype in wanted or ()):
         msg = f"verify: dtypes: received {wanted!r}, accepted a sequence of names, as {declared}"
         raise TypeError(msg)
