@@ -22,13 +22,13 @@ from torch_ops.testing.spec import Operand, Spec
 LOGITS = ("normal", "wide", "sorted", "spiky")  # their softmax is taken
 WEIGHTS = ("ties", "one_hot", "zeros", "ones", "arange17", "sparse", "tiny")  # of their sum
 REGIMES = (*LOGITS, *WEIGHTS)
+COVERED = ("normal", "wide", "sorted", "ties", "one_hot", "zeros", "arange17")
 DIMS: dict[str, dict[str, int]] = {
     "one": {"rows": 1, "columns": 1},
     "odd": {"rows": 7, "columns": 33},
     "pow2": {"rows": 8, "columns": 64},
     "wide": {"rows": 2, "columns": 5125},
     "tall": {"rows": 33, "columns": 5},
-    "long": {"rows": 1, "columns": 32000},
 }
 NAMED = ((1, 128256), (2, 32000), (8, 128256), (64, 151936), (128, 128256), (256, 32000))
 INTEGERS = ("index", "counting", "first")
@@ -56,7 +56,8 @@ class Form:
     def axes(self) -> dict[str, Sequence[Any]]:
         """Axes of the covering array."""
         numbers = {n: INTEGERS if d.startswith("int") else FLOATING for n, d in self._main()}
-        return {"layout": LAYOUTS, "regime": REGIMES, "dims": tuple(DIMS), **numbers}
+        axes = {"layout": LAYOUTS, "regime": COVERED, "dims": tuple(DIMS)}
+        return {**axes, "held": ((), ((2, "nan"),)), **numbers}
 
     def _main(self) -> list[tuple[str, str]]:
         return [(n, d) for n, d in self.numbers.items() if n not in ("seed", "offset")]
@@ -91,7 +92,7 @@ class Form:
         dims = dict(DIMS[choice["dims"]])
         if choice["layout"] == "int64_stride":
             dims["rows"] = 1
-        looks = {"probs": Operand(dtype, choice["layout"], choice["regime"])}
+        looks = {"probs": Operand(dtype, choice["layout"], choice["regime"], 0, choice["held"])}
         for name in self.numbers:
             layout = pieces.pick(choice, name, ("contig", "step2", "misalign", "expand0"))
             regime = choice.get(name, "index")
@@ -128,7 +129,10 @@ class Form:
         }
 
     def fill(self, spec: Spec, name: str, values: Tensor) -> Tensor:
-        """Probabilities of logits or weights; numbers around what they are compared with."""
+        """Probabilities of logits or weights; numbers around what they are compared with.
+
+        Sorted ones add up to 3/4: rows needn't to 1.
+        """
         if name in ("seed", "offset"):
             return values
         if name == "k":
@@ -140,7 +144,7 @@ class Form:
         finite = values.isfinite()
         wide = torch.where(finite, values.double(), 0.0)
         if spec.operand[name].regime in LOGITS:
-            wide = wide.softmax(-1)
+            wide = wide.softmax(-1) * (0.75 if spec.operand[name].regime == "sorted" else 1)
         else:
             wide = wide.abs()
             wide = wide / wide.sum(-1, keepdim=True).clamp(min=1e-300)
@@ -152,9 +156,8 @@ def _drawn(draw: DrawFn, form: Form, dtype: str, budget: int) -> Spec:
     rows = draw(pieces.tokens(budget))
     dims = {"rows": rows, "columns": draw(pieces.size(max(budget // rows, 1)))}
     shape = form.shapes(Spec.of(form.op, dims, {}))
-    looks = {
-        "probs": draw(pieces.operand(dtype, shape["probs"], REGIMES, names=("0", "nan", "inf")))
-    }
+    look = pieces.operand(dtype, shape["probs"], REGIMES, names=("0", "nan", "inf"))
+    looks = {"probs": draw(look)}
     for name, kind in form.numbers.items():
         options = INTEGERS if kind.startswith("int") else FLOATING
         high = form.look(name, dims).high
