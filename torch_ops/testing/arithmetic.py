@@ -78,7 +78,7 @@ def ulps(actual: float, oracle: float, dtype: torch.dtype) -> float:
     return abs(actual - oracle) / (info.eps * 2.0 ** math.floor(math.log2(magnitude)))
 
 
-def contract_field(contract: Any, name: str, *accepted: str) -> str:
+def contract_field(contract: Any, name: str, *accepted: object) -> str:
     """Reads a field that a bound or an oracle depends on.
 
     Raises:

@@ -210,7 +210,7 @@ def renormalized(probs: Tensor, chosen: Tensor, active: Tensor, contract: Any) -
     A sum of n positive numbers in any order of additions errs by less than ``(2 sqrt(n) + 2) a``
     of itself; its rounding, division and a scale add 4 a.
     """
-    _agreed(contract, "nan_row", "zeros")
+    agreed(contract, "nan_row", "zeros")
     values = torch.where(chosen, positive(probs), 0.0)
     total = values.sum(-1, keepdim=True)
     result = values / torch.where(total > 0, total, 1.0)
@@ -225,7 +225,8 @@ def renormalized(probs: Tensor, chosen: Tensor, active: Tensor, contract: Any) -
     )  # fmt: skip
 
 
-def _agreed(contract: Any, not_finite: str, no_mass: str) -> None:
+def agreed(contract: Any, not_finite: str, no_mass: str) -> None:
+    """Refuses a contract for which there is no oracle."""
     contract_field(contract, "ties", "lowest_index_first")
     contract_field(contract, "mass", "exact_and_original")
     contract_field(contract, "not_finite", not_finite)

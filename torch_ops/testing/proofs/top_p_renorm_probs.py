@@ -132,5 +132,5 @@ proof = Proof(
     laws=LAWS,
     mutants=MUTANTS,
     fill=FORM.fill,
-    cost=4,
+    cost=12,
 )
