@@ -11,7 +11,7 @@ import triton.language as tl
 
 from ._launch import device_function, kernel
 
-__all__ = ["filter_min_p", "renormalize"]
+__all__ = ["filter_min_p", "renormalize", "sample"]
 
 _INFINITY = tl.constexpr(0x7F800000)
 
@@ -213,3 +213,86 @@ def filter_min_p(
         value = tl.where((given >= bound) & (given > 0), given, 0.0)
         value = tl.where(bad == columns, value, float("nan"))
         tl.store(result + cols, tl.where(active, value, given), cols < columns)
+
+
+@device_function
+def _uniform(seed: tl.tensor, offset: tl.tensor, below: tl.tensor) -> tl.tensor:
+    """Give ``floor(below * u)``, u of 62 bits of Philox4x32-10, as the reference makes it."""
+    a, b = offset & 0xFFFFFFFF, (offset >> 32) & 0xFFFFFFFF
+    c, d = offset * 0, offset * 0
+    first, second = seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF
+    for _ in tl.static_range(10):
+        high_a, low_a = _product(a, 0xD251, 0x1F53)
+        high_c, low_c = _product(c, 0xCD9E, 0x8D57)
+        a, b, c, d = high_c ^ b ^ first, low_c, high_a ^ d ^ second, low_a
+        first = (first + 0x9E3779B9) & 0xFFFFFFFF
+        second = (second + 0xBB67AE85) & 0xFFFFFFFF
+    high, low = a >> 1, b >> 1
+    upper, lower = below >> 31, below & 0x7FFFFFFF
+    middle = high * lower + low * upper + ((low * lower) >> 31)
+    return high * upper + (middle >> 31)
+
+
+@device_function
+def _product(x: tl.tensor, UPPER: tl.constexpr, LOWER: tl.constexpr) -> tl.tensor:
+    """Give the upper and the lower 32 bits of a product; nothing exceeds 63 bits."""
+    low = x * LOWER
+    high = x * UPPER + (low >> 16)
+    return high >> 16, ((high & 0xFFFF) << 16) | (low & 0xFFFF)
+
+
+@device_function
+def _limits(
+    row: tl.tensor, columns: tl.tensor, top: tl.tensor, k: tl.tensor, p: tl.tensor,
+    low: tl.tensor, high: tl.tensor, BLOCK: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """Give the last key of what both filters keep, how many of that key count, and the mass."""
+    last = tl.full((), -1, tl.int32)
+    ties = tl.full((), 0, tl.int64)
+    if (k > 0) & (k < columns):
+        last, ties, above = _first_k(row, columns, top, k, low, high, BLOCK)
+    else:
+        above = _mass_above(row, columns, -1, low, high, BLOCK)
+    total = above + ties * _scaled(last, low, high).to(tl.int64)
+    want = _wanted(p, low, high)
+    if (p < 1) & (total >= want):
+        # The first k reach p: what reaches it ends among them, or with the last of them.
+        start = tl.maximum(last, 0)
+        last, ties, above = _first_p(row, columns, start, top, want, low, high, BLOCK)
+        total = above + ties * _scaled(last, low, high).to(tl.int64)
+    return last, ties, total
+
+
+@kernel(unaligned=("out", "k", "p", "seed", "offset"))
+def sample(
+    probs: tl.tensor, out: tl.tensor, k: tl.tensor, p: tl.tensor, seed: tl.tensor,
+    offset: tl.tensor, lanes: tl.int32, step: tl.int64,
+    BITS: tl.constexpr, LANE: tl.constexpr, BLOCK: tl.constexpr,
+) -> None:  # fmt: skip
+    """Draw an index of a row: the first, of what is kept, whose sum of masses is large enough."""
+    at = tl.program_id(0).to(tl.int64)
+    columns = lanes * LANE
+    row = probs + at * step * LANE
+    top, bad = _top(row, columns, BLOCK)
+    index = bad.to(tl.int64)
+    if (bad == columns) & (top == 0):
+        index = at * 0
+    elif bad == columns:
+        low, high = _powers(top, BITS)
+        last, ties, total = _limits(
+            row, columns, top, tl.load(k + at), tl.load(p + at), low, high, BLOCK
+        )
+        drawn = _uniform(tl.load(seed + at), tl.load(offset + at), total)
+        index, sum_ = at * 0, at * 0
+        seen = tl.full((), 0, tl.int32)
+        for first in range(0, columns, BLOCK):
+            key = _keys(row, first, columns, BLOCK)
+            kept, seen = _chosen(key, last, ties, seen)
+            each = tl.where(kept, _scaled(key, low, high).to(tl.int64), 0)
+            here = tl.sum(each, 0)
+            if sum_ + here <= drawn:
+                index += BLOCK
+            elif sum_ <= drawn:
+                index += tl.sum((tl.cumsum(each, 0) + sum_ <= drawn).to(tl.int64), 0)
+            sum_ += here
+    tl.store(out + at, index)
