@@ -15,7 +15,8 @@ ONE = {
     "append_paged_kv_": "bfloat16", "paged_decode": "float16", "paged_prefill": "float32",
     "min_p_filter": "float32", "sample_top_k_top_p": "float32", "top_k_renorm_probs": "float32",
     "top_p_renorm_probs": "float32",
-    "varlen_attention": "float64", "varlen_attention_with_lse": "bfloat16",
+    "varlen_attention": "float64",
+    "varlen_attention_with_lse": "bfloat16",
 }  # fmt: skip
 COMPILED = (
     ("fused_add_rms_norm_", "float64"), ("gelu_and_mul", "float32"), ("merge_state", "float16"),

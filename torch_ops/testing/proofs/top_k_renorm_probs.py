@@ -124,5 +124,5 @@ proof = Proof(
     laws=LAWS,
     mutants=MUTANTS,
     fill=FORM.fill,
-    cost=12,
+    cost=24,
 )

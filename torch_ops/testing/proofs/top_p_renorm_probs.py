@@ -132,5 +132,5 @@ proof = Proof(
     laws=LAWS,
     mutants=MUTANTS,
     fill=FORM.fill,
-    cost=12,
+    cost=24,
 )
