@@ -15,6 +15,7 @@ __all__ = [
     "NormContract",
     "RaggedAttentionContract",
     "RopeContract",
+    "SamplingContract",
     "ScaledMatmulContract",
 ]
 
@@ -152,3 +153,27 @@ class ScaledMatmulContract(Contract):
 
     accumulator: Literal["int32", "tensor_core"] = "tensor_core"
     rounding: Literal["once"] = "once"
+
+
+@dataclass(frozen=True)
+class SamplingContract(Contract):
+    """Promises of an op on rows of probabilities, each of which is looked at alone.
+
+    Attributes:
+        ties: Of equal probabilities the one of the lowest index comes first, so that exactly k are
+            kept.
+        mass: A mass is compared as if its probabilities were added exactly, on the row as it is
+            given: it needn't add up to 1, and what another filter drops counts.
+        renormalized: Whether what is kept is divided by its sum.
+        not_finite: What is found where a filtered row holds NaN or an infinity: NaN everywhere, or
+            the index of the first of them.
+        no_mass: What is found where nothing in a filtered row is positive: zeros, or index 0.
+        uniform: Where the random number of a row comes from, None if there is none.
+    """
+
+    ties: Literal["lowest_index_first"] = "lowest_index_first"
+    mass: Literal["exact_and_original"] = "exact_and_original"
+    renormalized: bool = True
+    not_finite: Literal["nan_row", "first_of_them"] = "nan_row"
+    no_mass: Literal["zeros", "index_0"] = "zeros"
+    uniform: Literal["philox4x32_10"] | None = None

@@ -19,6 +19,7 @@ OPS = (
     "silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul", "apply_rope", "apply_rope_", "merge_state",
 )  # fmt: skip
 NORMS = OPS[:6]
+SAMPLERS = ("top_k_renorm_probs", "top_p_renorm_probs", "min_p_filter", "sample_top_k_top_p")
 DTYPES = ("float32", "float16")
 PARTS = ("layouts", "zero", "classes", "tiles")
 LAYERS = ("contract", "bound", "layout", "rerun", "batch_invariance")
@@ -28,12 +29,14 @@ LONG = {
     "split": {"_LONGEST": 64, "_PIECE": 32, "_FEW": 1 << 40},
     "looped": {"_LONGEST": 64, "_FEW": 0, "INTERPRETED_TILE": 32},
 }
+STEPS = {"INTERPRETED_TILE": 16}  # of 33 columns, and of more
 
 
 def checks() -> list[str]:
     """Name everything that is checked."""
     names = [f"{op} {dtype} {part}" for op in OPS for dtype in DTYPES for part in PARTS]
     names += [f"{op} {dtype} {way}" for op in NORMS[2:] for dtype in DTYPES for way in LONG]
+    names += [f"{op} float32 {part}" for op in SAMPLERS for part in (*PARTS, "steps")]
     return names + [f"{op} float64 {part}" for op in OPS for part in ("zero", "classes")]
 
 
@@ -73,6 +76,8 @@ def specs(op: str, dtype: str, part: str) -> list[Any]:
             first.setdefault(look.layout, spec)
     if part == "layouts":
         return list(first.values())
+    if part == "steps":
+        return [s.replace(dims=(("rows", 4), ("columns", 75))) for s in list(first.values())[:4]]
     if part == "tiles":
         return sorted(first.values(), key=lambda s: math.prod(n for _, n in s.dims))[1:6]
     dims = {"tokens": 3, "hidden": 200}
@@ -88,13 +93,16 @@ def specs(op: str, dtype: str, part: str) -> list[Any]:
 def patched(op: str, part: str) -> Iterator[None]:
     """Use the tiles that a GPU gets, or treat rows of 200 elements as long ones."""
     family = "_norms" if op in NORMS else "_gates" if op.endswith("and_mul") else "_rotary"
-    family = "_merges" if op == "merge_state" else family
+    family = "_merges" if op == "merge_state" else "_sampling" if op in SAMPLERS else family
     module = importlib.import_module(f"{BACKEND}.{family}")
     changes: dict[str, Any] = {"INTERPRETED": False} if part == "tiles" else LONG.get(part, {})
     if part == "tiles" and op in NORMS:
         changes["_CROWD"] = 2
+    if part == "steps":
+        changes = STEPS
     old = {name: getattr(module, name) for name in changes}
-    kept = (module._ways if op in NORMS else module._plans, module._launches)
+    plans = "_ways" if op in NORMS else "_variants" if op in SAMPLERS else "_plans"
+    kept = (getattr(module, plans), module._launches)
     for table in kept:
         table.clear()
     vars(module).update(changes)

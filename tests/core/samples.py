@@ -71,6 +71,19 @@ def _merge(rows: int, dtype: torch.dtype) -> Arguments:
     }
 
 
+def _probs(rows: int, dtype: torch.dtype, *names: str) -> Arguments:
+    """Rows of probabilities, and numbers between those that do nothing and those that keep one."""
+    made = {
+        "k": (torch.arange(rows) + 1).int(),
+        "p": torch.linspace(0.2, 0.9, rows),
+        "min_p": torch.linspace(0.1, 0.6, rows),
+        "seed": torch.arange(rows) * 3**30 - 7,
+        "offset": torch.arange(rows) * 5,
+    }
+    probs = torch.randn(rows, HIDDEN, dtype=dtype).softmax(-1)
+    return {"probs": probs, **{name: made[name] for name in names}}
+
+
 NUMBERS = {"scale": None, "window_left": -1, "logits_soft_cap": 0.0}
 
 
@@ -155,12 +168,16 @@ MAKERS: dict[str, Callable[[int, torch.dtype], Arguments]] = {
     "gemma_rms_norm": _norm,
     "layer_norm": _layer_norm,
     "merge_state": _merge,
+    "min_p_filter": lambda rows, dtype: _probs(rows, dtype, "min_p"),
     "paged_decode": _decode,
     "paged_prefill": _prefill,
     "rms_norm": _norm,
     "scaled_mm_fp8": _product(torch.float8_e4m3fn),
     "scaled_mm_int8": _product(torch.int8),
+    "sample_top_k_top_p": lambda rows, dtype: _probs(rows, dtype, "k", "p", "seed", "offset"),
     "silu_and_mul": _gate,
+    "top_k_renorm_probs": lambda rows, dtype: _probs(rows, dtype, "k"),
+    "top_p_renorm_probs": lambda rows, dtype: _probs(rows, dtype, "p"),
     "varlen_attention": _varlen,
     "varlen_attention_with_lse": _varlen,
 }

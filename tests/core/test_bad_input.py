@@ -313,6 +313,28 @@ PRODUCT = [
     case("bias", "dtype", to("bias", torch.int32), r"torch\.int32", r"torch\.bfloat16"),
     case("bias", "device", to("bias", "meta"), "on device", "as 'a'"),
 ]
+
+
+def numbers(name: str, dtype: str) -> list[Any]:
+    """What a number of each row can't be."""
+    return [
+        case(name, "dtype", to(name, torch.float16), r"torch\.float16", rf"torch\.{dtype}"),
+        case(name, "shape", cut(name, 0), r"of shape \[2\]", r"\[3\], \[B\] of 'probs'"),
+        case(name, "device", to(name, "meta"), "on device", "as 'probs'"),
+    ]
+
+
+PROBS = [
+    case("probs", "dtype", to("probs", torch.float16), r"torch\.float16", r"torch\.float32"),
+    case("probs", "rank", rank("probs", 3), r"of shape \[3\]", r"rank 2, \[B, V\]"),
+]
+DRAWN = [
+    *PROBS,
+    case("probs", "columns", lambda args: {"probs": torch.zeros(3, 0)}, r"of shape \[3, 0\]",
+         r"\[B, V\], V at least 1"),
+    *numbers("k", "int32"), *numbers("p", "float32"),
+    *numbers("seed", "int64"), *numbers("offset", "int64"),
+]  # fmt: skip
 BAD: dict[str, list[Any]] = {
     "append_paged_kv_": APPEND,
     "apply_rope": ROPE,
@@ -327,6 +349,7 @@ BAD: dict[str, list[Any]] = {
     "gemma_rms_norm": NORM,
     "layer_norm": [*NORM, *vector("bias")],
     "merge_state": MERGE,
+    "min_p_filter": [*PROBS, *numbers("min_p", "float32")],
     "paged_decode": PAGED,
     "paged_prefill": PREFILL,
     "rms_norm": NORM,
@@ -344,7 +367,10 @@ BAD: dict[str, list[Any]] = {
             "K up to 131071",
         ),
     ],
+    "sample_top_k_top_p": DRAWN,
     "silu_and_mul": GATE,
+    "top_k_renorm_probs": [*PROBS, *numbers("k", "int32")],
+    "top_p_renorm_probs": [*PROBS, *numbers("p", "float32")],
     "varlen_attention": VARLEN,
     "varlen_attention_with_lse": VARLEN,
 }

@@ -13,7 +13,10 @@ from torch_ops.testing.verify import verify
 DTYPES = ("float32", "bfloat16")
 ONE = {
     "append_paged_kv_": "bfloat16", "paged_decode": "float16", "paged_prefill": "float32",
-    "varlen_attention": "float64", "varlen_attention_with_lse": "bfloat16",
+    "min_p_filter": "float32", "sample_top_k_top_p": "float32", "top_k_renorm_probs": "float32",
+    "top_p_renorm_probs": "float32",
+    "varlen_attention": "float64",
+    "varlen_attention_with_lse": "bfloat16",
 }  # fmt: skip
 COMPILED = (
     ("fused_add_rms_norm_", "float64"), ("gelu_and_mul", "float32"), ("merge_state", "float16"),

@@ -13,16 +13,16 @@ import torch_ops
 from torch_ops.declarations import catalogue
 from torch_ops.testing import proof_of
 from torch_ops.testing.compare import check_output
-from torch_ops.testing.draw import FLOATS
 from torch_ops.testing.proof import Output, proof_names
+from torch_ops.testing.search import dtypes_of
 
 from .fixtures import generate
 
 CASES: list[dict[str, Any]] = json.loads(generate.FILE.read_text())
 IDS = [f"{i}-{case['op']}" for i, case in enumerate(CASES)]
-FLOAT32 = ("cos_sin_cache", "s_a", "s_b")
+FLOAT32 = ("cos_sin_cache", "s_a", "s_b", "p", "min_p")
 INT32 = ("qo_indptr", "kv_indptr", "kv_indices", "kv_last_page_len")
-INT64 = ("positions", "slot_mapping")
+INT64 = ("positions", "slot_mapping", "seed", "offset")
 
 
 def _arguments(case: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
@@ -31,6 +31,8 @@ def _arguments(case: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
             return value
         kinds = ((FLOAT32, torch.float32), (INT32, torch.int32), (INT64, torch.int64))
         kind = next((kind for names, kind in kinds if name in names), dtype)
+        if name == "k" and "probs" in case["args"]:  # a number, not keys
+            kind = torch.int32
         return torch.tensor(value, dtype=kind)
 
     return {name: one(name, value) for name, value in case["args"].items()}
@@ -68,8 +70,14 @@ def test_the_oracle_gives_the_fixture(case: dict[str, Any]) -> None:
         check_output(got.value, Output(want.name, want.value, want.bound, torch.float64))
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("case", CASES, ids=IDS)
+@pytest.mark.parametrize(
+    ("case", "dtype"),
+    [
+        pytest.param(case, dtype, id=f"{name}-{dtype}")
+        for case, name in zip(CASES, IDS, strict=True)
+        for dtype in dtypes_of(case["op"])
+    ],
+)
 def test_the_reference_gives_the_fixture(case: dict[str, Any], dtype: str) -> None:
     op, args = case["op"], _arguments(case, getattr(torch, dtype))
     oracle = proof_of(op).oracle(args, catalogue()[op].contract)

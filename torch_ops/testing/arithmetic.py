@@ -70,15 +70,17 @@ def bits_equal(a: Tensor, b: Tensor) -> Tensor:
 
 
 def ulps(actual: float, oracle: float, dtype: torch.dtype) -> float:
-    """The distance in units in the last place of the oracle's binade."""
+    """The distance in units in the last place of the oracle's binade, or in whole numbers."""
     if not (math.isfinite(actual) and math.isfinite(oracle)):
         return math.nan
+    if not dtype.is_floating_point:
+        return abs(actual - oracle)
     info = torch.finfo(dtype)
     magnitude = max(abs(oracle), info.tiny)
     return abs(actual - oracle) / (info.eps * 2.0 ** math.floor(math.log2(magnitude)))
 
 
-def contract_field(contract: Any, name: str, *accepted: str) -> str:
+def contract_field(contract: Any, name: str, *accepted: object) -> str:
     """Reads a field that a bound or an oracle depends on.
 
     Raises:
