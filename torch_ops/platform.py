@@ -82,6 +82,12 @@ class Platform:
         digits = self.arch[3:].rstrip("af")
         return (int(digits[:-1]), int(digits[-1])) if digits.isdigit() and digits[1:] else None
 
+    @property
+    def fp8(self) -> torch.dtype:
+        """The float8 that its matrix units take: e4m3fn, or e4m3fnuz (largest 240) on gfx94x."""
+        fnuz = self.device == "rocm" and (self.arch or "").startswith("gfx94")
+        return torch.float8_e4m3fnuz if fnuz else torch.float8_e4m3fn
+
     def __str__(self) -> str:
         return ", ".join(part for part in (self.device, self.arch, self.name) if part)
 

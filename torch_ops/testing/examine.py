@@ -15,7 +15,7 @@ from torch_ops.contracts import PROMISES
 from torch_ops.testing.arguments import build, contiguous
 from torch_ops.testing.canaries import Guards, probe
 from torch_ops.testing.classes import ClassLimit
-from torch_ops.testing.compare import DeviceLostError, ViolationError, check_output, check_pairs
+from torch_ops.testing.compare import DeviceLostError, ViolationError, check_outputs, check_pairs
 from torch_ops.testing.contract import Snapshot, check_fresh, check_metadata
 from torch_ops.testing.laws import GENERIC
 from torch_ops.testing.proof import Arguments, Law, Output, Proof, Trial
@@ -189,7 +189,7 @@ class Examiner:
         outputs = self._checked_call(args, expected)
         ratio = 0.0
         if self._wants("bound"):
-            ratio = max(check_output(o, e) for o, e in zip(outputs, expected, strict=True))
+            ratio = check_outputs(outputs, expected)
         if with_laws:
             outputs = tuple(o.contiguous() for o in outputs)
             again, refuses = self._again, self._refuses

@@ -14,7 +14,7 @@ from torch_ops.testing.proof import Arguments, Law, Output, Pair, Trial
 
 def flip_rows(value: Tensor) -> Tensor:
     """Reverses the first axis: a permutation of rows that moves every one of them."""
-    return value.flip(0).contiguous()
+    return value[torch.arange(value.shape[0] - 1, -1, -1, device=value.device)]  # float8, too
 
 
 def _have_rows(trial: Trial, names: Sequence[str]) -> bool:

@@ -34,14 +34,18 @@ class Output:
     Attributes:
         name: The output's name in messages.
         value: The exact value in float64; where `bound` is None, the value itself in `dtype`.
-        bound: The largest allowed difference per element, or None for bit equality.
+        bound: The largest allowed difference per element, or None for bit equality. Infinite where
+            the value is finite and undefined: anything is right there, NaN too.
         dtype: The output's dtype.
+        given: Makes of all outputs what this one has to be, where others decide about that, as a
+            scale about codes; `value` and `bound` are then those for the exact ones.
     """
 
     name: str
     value: Tensor
     bound: Tensor | None
     dtype: Any
+    given: Callable[[tuple[Tensor, ...]], Output] | None = None
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,21 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
+import torch
+
+from torch_ops.declarations import catalogue
 from torch_ops.testing._hypothesis import Phase, given, settings
 from torch_ops.testing.covering import pairwise
+from torch_ops.testing.draw import FLOATS
 from torch_ops.testing.profiles import Profile, profile_of
 from torch_ops.testing.proof import proof_of
 from torch_ops.testing.spec import Spec
+
+
+def declared_dtypes(op: str) -> tuple[str, ...]:
+    """Names of the dtypes that an op declares, in the kit's order."""
+    accepted = catalogue()[op].dtypes
+    return tuple(name for name in FLOATS if getattr(torch, name) in accepted)
 
 
 @functools.cache

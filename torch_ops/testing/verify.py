@@ -38,7 +38,7 @@ from torch_ops.testing.result import (
     Failure,
     Result,
 )
-from torch_ops.testing.search import covering_rows, generate
+from torch_ops.testing.search import covering_rows, declared_dtypes, generate
 from torch_ops.testing.spec import Spec
 from torch_ops.testing.subject import Subject, subject_of
 
@@ -169,13 +169,13 @@ def _subject(op: str, backend: str | Backend | Callable[..., Any]) -> Subject:
 
 
 def _dtypes(op: str, wanted: Sequence[str] | None) -> list[str]:
-    declared = [d for d in FLOATS if getattr(torch, d) in catalogue()[op].dtypes]
+    declared = declared_dtypes(op)
     if isinstance(wanted, str) or not all(isinstance(dtype, str) for dtype in wanted or ()):
-        msg = f"verify: dtypes: received {wanted!r}, accepted a sequence of names, as {declared}"
+        msg = f"verify: dtypes: received {wanted!r}, accepted a sequence of names, as {[*declared]}"
         raise TypeError(msg)
     unknown = set(wanted or ()) - set(declared)
     if unknown:
-        msg = f"verify: dtypes: received {sorted(unknown)}, accepted {declared} for op {op!r}"
+        msg = f"verify: dtypes: received {sorted(unknown)}, accepted {[*declared]} for op {op!r}"
         raise ValueError(msg)
     return [d for d in declared if wanted is None or d in wanted]
 
