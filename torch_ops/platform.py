@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["Platform", "Requirement", "platform_of"]
+__all__ = ["CONVERTS_FLOAT8", "Platform", "Requirement", "platform_of"]
 
 _DEVICES = ("cpu", "cuda", "rocm")
 
@@ -184,6 +184,12 @@ class Requirement:
         if low and high:
             return f"{low} to {high}"
         return f"{low} and newer" if low else f"up to {high}"
+
+
+CONVERTS_FLOAT8 = frozenset(
+    {Requirement.cuda(min_arch=(8, 9)), Requirement.rocm(["gfx942", "gfx950"])}
+)
+"""Where Triton, and what Inductor makes of it, converts to the float8 of the device."""
 
 
 def _only(devices: set[str], platform: Platform) -> str:

@@ -19,7 +19,7 @@ import triton
 from torch import Tensor
 
 from torch_ops.errors import CaptureError
-from torch_ops.platform import Platform, Requirement, rejection
+from torch_ops.platform import CONVERTS_FLOAT8, Platform, rejection
 
 __all__ = [
     "INTERPRETED",
@@ -226,11 +226,6 @@ def refuses_bfloat16(op: Callable[..., Any]) -> Callable[..., str | None] | None
     return supports
 
 
-_FLOAT8 = frozenset(
-    {Requirement.cuda(min_arch=(8, 9)), Requirement.rocm(["gfx942", "gfx950"])}
-)  # fmt: skip
-
-
 def refuses_float8(op: Callable[..., Any]) -> Callable[..., str | None]:
     """Give the predicate of an op that makes float8, which not every device converts to."""
 
@@ -248,5 +243,5 @@ def _lacks_float8(device: torch.device) -> str | None:
             "float8 is untestable in Triton's interpreter, which loses the carry of a rounding "
             "that a GPU keeps (supported there: int8)"
         )
-    reason = rejection(_FLOAT8, Platform.detect(device))
+    reason = rejection(CONVERTS_FLOAT8, Platform.detect(device))
     return None if reason is None else f"float8 in Triton: {reason}"

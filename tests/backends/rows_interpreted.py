@@ -16,6 +16,7 @@ from . import workers
 OPS = (
     "rms_norm", "gemma_rms_norm", "layer_norm", "fused_add_rms_norm", "fused_add_rms_norm_",
     "silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul", "apply_rope", "apply_rope_", "merge_state",
+    "quantize_int8_per_token",
 )  # fmt: skip
 NORMS = OPS[:5]
 DTYPES = ("float32", "float16")
@@ -33,7 +34,8 @@ def checks() -> list[str]:
     """Name everything that is checked."""
     names = [f"{op} {dtype} {part}" for op in OPS for dtype in DTYPES for part in PARTS]
     names += [f"{op} {dtype} {way}" for op in NORMS[2:] for dtype in DTYPES for way in LONG]
-    return names + [f"{op} float64 {part}" for op in OPS for part in ("zero", "classes")]
+    names.append("quantize_int8_per_token float16 looped")
+    return names + [f"{op} float64 {part}" for op in OPS[:-1] for part in ("zero", "classes")]
 
 
 def run(check: str) -> None:
@@ -88,11 +90,13 @@ def specs(op: str, dtype: str, part: str) -> list[Any]:
 def patched(op: str, part: str) -> Iterator[None]:
     """Use the tiles that a GPU gets, or treat rows of 200 elements as long ones."""
     family = "_norms" if op in NORMS else "_gates" if op.endswith("and_mul") else "_rotary"
-    family = "_merges" if op == "merge_state" else family
+    family = {"merge_state": "_merges", OPS[-1]: "_quantization"}.get(op, family)
     module = importlib.import_module(f"{BACKEND}.{family}")
     changes: dict[str, Any] = {"INTERPRETED": False} if part == "tiles" else LONG.get(part, {})
     if part == "tiles" and op in NORMS:
         changes["_CROWD"] = 2
+    if op == OPS[-1]:
+        changes.pop("_FEW", None)
     old = {name: getattr(module, name) for name in changes}
     kept = (module._ways if op in NORMS else module._plans, module._launches)
     for table in kept:

@@ -30,6 +30,7 @@ TAKEN: dict[str, dict[str, tuple[str, ...]]] = {
         "fused_add_rms_norm_": ("float32",),
         "apply_rope": ("float32",),
         "apply_rope_": ("float32",),
+        "quantize_fp8_per_group": HALVES,
     },
 }  # fmt: skip
 """Dtypes that each backend takes calls of, by op."""

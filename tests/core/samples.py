@@ -142,6 +142,13 @@ MAKERS: dict[str, Callable[[int, torch.dtype], Arguments]] = {
     "merge_state": _merge,
     "paged_decode": _decode,
     "paged_prefill": _prefill,
+    "quantize_fp8_per_group": lambda rows, dtype: {"x": _x(rows, dtype), "group_size": 8},
+    "quantize_fp8_per_tensor": lambda rows, dtype: {
+        "x": _x(rows, dtype),
+        "scale": torch.rand(1) + 0.5,
+    },
+    "quantize_fp8_per_token": _gate,
+    "quantize_int8_per_token": _gate,
     "rms_norm": _norm,
     "silu_and_mul": _gate,
     "varlen_attention": _varlen,

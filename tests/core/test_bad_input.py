@@ -81,6 +81,17 @@ FUSED = [
     case("residual", "device", to("residual", "meta"), "on device", "as 'x'"),
 ]
 GATE = [*X, case("x", "odd", cut("x"), r"of shape \[3, 2, 15\]", "an even last dimension, not 15")]
+SCALE = [
+    case("scale", "dtype", to("scale", torch.float16), r"torch\.float16", r"torch\.float32"),
+    case("scale", "size", rank("scale", 2), r"of shape \[2\]", r"\[1\] or \[\]"),
+    case("scale", "rank", rank("scale", 1, 1), r"of shape \[1, 1\]", r"\[1\] or \[\]"),
+    case("scale", "device", to("scale", "meta"), "on device", "as 'x'"),
+]
+GROUP = [
+    *X,
+    case("group_size", "none", put("group_size", 0), "0", "a divisor of 16"),
+    case("group_size", "no divisor", put("group_size", 5), "5", "a divisor of 16"),
+]
 ROPE = [
     *floats("q"),
     case("q", "rank", rank("q", 3, 16), r"of shape \[3, 16\]", r"rank 3, \[T, H, D\]"),
@@ -311,6 +322,10 @@ BAD: dict[str, list[Any]] = {
     "merge_state": MERGE,
     "paged_decode": PAGED,
     "paged_prefill": PREFILL,
+    "quantize_fp8_per_group": GROUP,
+    "quantize_fp8_per_tensor": [*X, *SCALE],
+    "quantize_fp8_per_token": X,
+    "quantize_int8_per_token": X,
     "rms_norm": NORM,
     "silu_and_mul": GATE,
     "varlen_attention": VARLEN,
