@@ -40,6 +40,10 @@ def _gate(rows: int, dtype: torch.dtype) -> Arguments:
     return {"x": _x(rows, dtype)}
 
 
+def _quantize_groups(rows: int, dtype: torch.dtype) -> Arguments:
+    return {"x": torch.randn(rows, 2, 128, dtype=dtype), "group_size": 8}
+
+
 def _rope(rows: int, dtype: torch.dtype) -> Arguments:
     return {
         "q": torch.randn(rows, 4, HIDDEN, dtype=dtype),
@@ -142,7 +146,7 @@ MAKERS: dict[str, Callable[[int, torch.dtype], Arguments]] = {
     "merge_state": _merge,
     "paged_decode": _decode,
     "paged_prefill": _prefill,
-    "quantize_fp8_per_group": lambda rows, dtype: {"x": _x(rows, dtype), "group_size": 8},
+    "quantize_fp8_per_group": _quantize_groups,
     "quantize_fp8_per_tensor": lambda rows, dtype: {
         "x": _x(rows, dtype),
         "scale": torch.rand(1) + 0.5,

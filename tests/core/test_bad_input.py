@@ -89,8 +89,8 @@ SCALE = [
 ]
 GROUP = [
     *X,
-    case("group_size", "none", put("group_size", 0), "0", "a divisor of 16"),
-    case("group_size", "no divisor", put("group_size", 5), "5", "a divisor of 16"),
+    case("group_size", "none", put("group_size", 0), "0", "a divisor of 128"),
+    case("group_size", "no divisor", put("group_size", 5), "5", "a divisor of 128"),
 ]
 ROPE = [
     *floats("q"),

@@ -36,7 +36,7 @@ def quantize_fp8_per_tensor(x: Tensor, scale: Tensor | None = None) -> tuple[Ten
     """
     wide, dtype = upcast(x), _quantization.fp8_of(x)
     if scale is not None:
-        out = scale.reshape(1).clone()
+        out = scale.reshape(1).clone(memory_format=torch.contiguous_format)
     elif x.numel() == 0:
         out = _quantization.scale_of(wide.new_zeros(1), dtype)
     else:
