@@ -113,6 +113,9 @@ def _quantized(kind: torch.dtype, codes: torch.dtype) -> None:
     quantize.quantize_tensor(many[:, :33], torch.ones(()), codes)
     quantize.quantize_rows(torch.zeros(3, 20480, dtype=kind), codes)
     quantize.quantize_rows(many[:, :33], torch.int8)
+    fused = importlib.import_module(f"{BACKEND}._norm_quantization")
+    fused.add_normalize_quantize(many, many, many[0], 1e-6, codes)
+    fused.normalize_quantize(many[:, :33], many[0, :33], 1e-6, codes)
 
 
 def _heads(kind: torch.dtype) -> None:

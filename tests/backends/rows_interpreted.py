@@ -35,6 +35,7 @@ def checks() -> list[str]:
     names = [f"{op} {dtype} {part}" for op in OPS for dtype in DTYPES for part in PARTS]
     names += [f"{op} {dtype} {way}" for op in NORMS[2:] for dtype in DTYPES for way in LONG]
     names.append("quantize_int8_per_token float16 looped")
+    names += [f"normalized {dtype} composed" for dtype in DTYPES]
     return names + [f"{op} float64 {part}" for op in OPS[:-1] for part in ("zero", "classes")]
 
 
@@ -46,6 +47,9 @@ def run(check: str) -> None:
     from torch_ops.testing.registered import registered
 
     op, dtype, part = check.split()
+    if part == "composed":
+        _composed(dtype)
+        return
     proof, tally = proof_of(op), Tally()
     subject = registered(op, "triton")
     contract = subject.under(catalogue()[op].contract)
@@ -57,6 +61,27 @@ def run(check: str) -> None:
         raise AssertionError(f"executed {tally.executed}, refused {dict(tally.refused)}")
     if part == "layouts" and contract.batch_invariant and not tally.laws["batch_invariance"]:
         raise AssertionError("batch invariance was never checked")
+
+
+def _composed(dtype: str) -> None:
+    """Norms quantized at once, to int8, are bit for bit the norm and then its quantization."""
+    import torch
+
+    fused = importlib.import_module(f"{BACKEND}._norm_quantization")
+    norms = importlib.import_module(f"{BACKEND}._norms")
+    quantize = importlib.import_module(f"{BACKEND}._quantization").quantize_rows
+    kind = getattr(torch, dtype)
+    for shape in ((5, 96), (2, 3, 200), (1, 1), (3, 0), (0, 8), (2, 20480)):
+        for step in (1, 2, 1):  # the last launch is one that is known
+            x, r = (torch.randn(*shape[:-1], step * shape[-1]).to(kind)[..., ::step] for _ in "xr")
+            w = torch.randn(shape[-1])
+            wanted = quantize(norms.normalize(x, w, None, 1e-6, norms.RMS), torch.int8)
+            found = fused.normalize_quantize(x, w, 1e-6, torch.int8)
+            y, total = norms.add_normalize(x, r, w, 1e-6)
+            wanted += (*quantize(y, torch.int8), total)
+            found += fused.add_normalize_quantize(x, r, w, 1e-6, torch.int8)
+            if not all(map(torch.equal, found, wanted)):
+                raise AssertionError(f"{shape}, every {step}: {found} instead of {wanted}")
 
 
 def specs(op: str, dtype: str, part: str) -> list[Any]:
