@@ -31,7 +31,18 @@ SHARED = {
     "sm_80": 101376, "sm_90": 232448, "sm_100": 232448, "gfx942": 65536, "gfx950": 163840,
 }  # fmt: skip
 KERNELS = frozenset(
-    {"whole", "looped", "stats", "apply", "_gate", "_rotate", "_merge", "sizes", "encoded"}
+    {
+        "whole",
+        "looped",
+        "stats",
+        "apply",
+        "_gate",
+        "_rotate",
+        "_merge",
+        "sizes",
+        "encoded",
+        "_gate_codes",
+    }
 )
 _TYPES = {
     torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.float32: "*fp32",
@@ -116,6 +127,9 @@ def _quantized(kind: torch.dtype, codes: torch.dtype) -> None:
     fused = importlib.import_module(f"{BACKEND}._norm_quantization")
     fused.add_normalize_quantize(many, many, many[0], 1e-6, codes)
     fused.normalize_quantize(many[:, :33], many[0, :33], 1e-6, codes)
+    gates = importlib.import_module(f"{BACKEND}._gate_quantization")
+    gates.gated_quantize(many[:, :66], 0, codes)
+    gates.gated_quantize(many, 0, codes)
 
 
 def _heads(kind: torch.dtype) -> None:
@@ -182,7 +196,8 @@ def run(check: str) -> None:
     target, dtype = check.split()
     binary = "cubin" if TARGETS[target][0] == "cuda" else "hsaco"
     found = launches(dtype, codes_of(target))
-    wanted = KERNELS - {"sizes", "encoded"} if dtype == "float64" else KERNELS
+    float8 = {"sizes", "encoded", "_gate_codes"}
+    wanted = KERNELS - float8 if dtype == "float64" else KERNELS
     missing = wanted - {launch.name for launch in found}
     if missing:
         raise AssertionError(f"never launched in {dtype}: {sorted(missing)}")

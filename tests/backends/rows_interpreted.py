@@ -35,7 +35,7 @@ def checks() -> list[str]:
     names = [f"{op} {dtype} {part}" for op in OPS for dtype in DTYPES for part in PARTS]
     names += [f"{op} {dtype} {way}" for op in NORMS[2:] for dtype in DTYPES for way in LONG]
     names.append("quantize_int8_per_token float16 looped")
-    names += [f"normalized {dtype} composed" for dtype in DTYPES]
+    names += [f"{what} {dtype} composed" for what in ("norms", "gates") for dtype in DTYPES]
     return names + [f"{op} float64 {part}" for op in OPS[:-1] for part in ("zero", "classes")]
 
 
@@ -48,7 +48,7 @@ def run(check: str) -> None:
 
     op, dtype, part = check.split()
     if part == "composed":
-        _composed(dtype)
+        _composed(op, dtype)
         return
     proof, tally = proof_of(op), Tally()
     subject = registered(op, "triton")
@@ -63,25 +63,44 @@ def run(check: str) -> None:
         raise AssertionError("batch invariance was never checked")
 
 
-def _composed(dtype: str) -> None:
-    """Norms quantized at once, to int8, are bit for bit the norm and then its quantization."""
+def _composed(what: str, dtype: str) -> None:
+    """Rows quantized at once, to int8, are bit for bit what two kernels make of them."""
+    import torch
+
+    both = _norms_at_once if what == "norms" else _gates_at_once
+    kind = getattr(torch, dtype)
+    for shape in ((5, 96), (2, 3, 200), (1, 1), (3, 0), (0, 8), (2, 20480)):
+        for step in (1, 2, 1):  # the last launch is one that is known
+            found, wanted = both(shape, step, kind)
+            if not all(map(torch.equal, found, wanted)):
+                raise AssertionError(f"{shape}, every {step}: {found} instead of {wanted}")
+
+
+def _norms_at_once(shape: tuple[int, ...], step: int, kind: Any) -> tuple[list[Any], list[Any]]:
     import torch
 
     fused = importlib.import_module(f"{BACKEND}._norm_quantization")
     norms = importlib.import_module(f"{BACKEND}._norms")
     quantize = importlib.import_module(f"{BACKEND}._quantization").quantize_rows
-    kind = getattr(torch, dtype)
-    for shape in ((5, 96), (2, 3, 200), (1, 1), (3, 0), (0, 8), (2, 20480)):
-        for step in (1, 2, 1):  # the last launch is one that is known
-            x, r = (torch.randn(*shape[:-1], step * shape[-1]).to(kind)[..., ::step] for _ in "xr")
-            w = torch.randn(shape[-1])
-            wanted = quantize(norms.normalize(x, w, None, 1e-6, norms.RMS), torch.int8)
-            found = fused.normalize_quantize(x, w, 1e-6, torch.int8)
-            y, total = norms.add_normalize(x, r, w, 1e-6)
-            wanted += (*quantize(y, torch.int8), total)
-            found += fused.add_normalize_quantize(x, r, w, 1e-6, torch.int8)
-            if not all(map(torch.equal, found, wanted)):
-                raise AssertionError(f"{shape}, every {step}: {found} instead of {wanted}")
+    x, r = (torch.randn(*shape[:-1], step * shape[-1]).to(kind)[..., ::step] for _ in "xr")
+    w = torch.randn(shape[-1])
+    y, total = norms.add_normalize(x, r, w, 1e-6)
+    plain = norms.normalize(x, w, None, 1e-6, norms.RMS)
+    return [
+        *fused.normalize_quantize(x, w, 1e-6, torch.int8),
+        *fused.add_normalize_quantize(x, r, w, 1e-6, torch.int8),
+    ], [*quantize(plain, torch.int8), *quantize(y, torch.int8), total]
+
+
+def _gates_at_once(shape: tuple[int, ...], step: int, kind: Any) -> tuple[list[Any], list[Any]]:
+    import torch
+
+    fused = importlib.import_module(f"{BACKEND}._gate_quantization")
+    gates = importlib.import_module(f"{BACKEND}._gates")
+    quantize = importlib.import_module(f"{BACKEND}._quantization").quantize_rows
+    x = torch.randn(*shape[:-1], 2 * step * shape[-1]).to(kind)[..., ::step]
+    found = fused.gated_quantize(x, gates.SILU, torch.int8)
+    return [*found], [*quantize(gates.gated(x, gates.SILU), torch.int8)]
 
 
 def specs(op: str, dtype: str, part: str) -> list[Any]:
