@@ -138,6 +138,7 @@ MAKERS: dict[str, Callable[[int, torch.dtype], Arguments]] = {
     "attention": _attention,
     "attention_with_lse": _attention,
     "fused_add_rms_norm": _fused,
+    "fused_add_rms_norm_quant_fp8": _fused,
     "fused_add_rms_norm_": _fused,
     "gelu_and_mul": _gate,
     "gelu_tanh_and_mul": _gate,
@@ -154,7 +155,9 @@ MAKERS: dict[str, Callable[[int, torch.dtype], Arguments]] = {
     "quantize_fp8_per_token": _gate,
     "quantize_int8_per_token": _gate,
     "rms_norm": _norm,
+    "rms_norm_quant_fp8": _norm,
     "silu_and_mul": _gate,
+    "silu_and_mul_quant_fp8": _gate,
     "varlen_attention": _varlen,
     "varlen_attention_with_lse": _varlen,
 }

@@ -315,6 +315,7 @@ BAD: dict[str, list[Any]] = {
     "attention_with_lse": ATTENTION,
     "fused_add_rms_norm": FUSED,
     "fused_add_rms_norm_": [*FUSED, *SHARED],
+    "fused_add_rms_norm_quant_fp8": FUSED,
     "gelu_and_mul": GATE,
     "gelu_tanh_and_mul": GATE,
     "gemma_rms_norm": NORM,
@@ -327,7 +328,9 @@ BAD: dict[str, list[Any]] = {
     "quantize_fp8_per_token": X,
     "quantize_int8_per_token": X,
     "rms_norm": NORM,
+    "rms_norm_quant_fp8": NORM,
     "silu_and_mul": GATE,
+    "silu_and_mul_quant_fp8": GATE,
     "varlen_attention": VARLEN,
     "varlen_attention_with_lse": VARLEN,
 }

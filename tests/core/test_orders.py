@@ -16,7 +16,7 @@ OPS = (
     "fused_add_rms_norm", "fused_add_rms_norm_", "gelu_and_mul", "gelu_tanh_and_mul",
     "gemma_rms_norm", "layer_norm", "merge_state", "paged_decode", "paged_prefill",
     "quantize_fp8_per_group", "quantize_fp8_per_tensor", "quantize_fp8_per_token",
-    "quantize_int8_per_token", "rms_norm",
+    "quantize_int8_per_token", "rms_norm", "rms_norm_quant_fp8",
     "silu_and_mul", "varlen_attention", "varlen_attention_with_lse",
 )  # fmt: skip
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from torch_ops.declarations import catalogue
 from torch_ops.testing.spec import Spec
 
 if TYPE_CHECKING:
@@ -64,7 +65,8 @@ class Trial:
 
     `args` are contiguous copies of the arguments from before the call, `expected` what the oracle
     makes of them. `run` calls the kernel again with some of them replaced; laws never change a
-    tensor in place. `refuses` is what the kernel's predicate says of arguments.
+    tensor in place. `refuses` is what the kernel's predicate says of arguments, `other` calls
+    another op by the same backend, or its reference where the kernel is none of a backend.
     """
 
     spec: Spec
@@ -74,6 +76,7 @@ class Trial:
     expected: tuple[Output, ...]
     call: Callable[[Arguments], tuple[Tensor, ...]]
     refuses: Callable[[Arguments], str | None] = lambda _: None
+    other: Callable[..., Any] = lambda op, *args: catalogue()[op].reference(*args)
 
     def run(self, **changes: Any) -> tuple[Tensor, ...]:
         """Returns the outputs for the same arguments with these replaced."""

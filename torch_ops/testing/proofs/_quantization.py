@@ -216,9 +216,9 @@ def named(form: Form) -> Callable[[str], dict[str, Spec]]:
 
 
 def exact_scale(groups: Tensor, dtype: torch.dtype) -> Tensor:
-    """Exact scale ``[groups, 1]`` of float64 ``[groups, elements]``; the floor is a float32."""
-    if groups.shape[1] == 0:
-        amax = groups.new_zeros((groups.shape[0], 1))
+    """Exact scale ``[..., 1]`` of float64 ``[..., elements]``; the floor is a float32."""
+    if groups.shape[-1] == 0:
+        amax = groups.new_zeros((*groups.shape[:-1], 1))
     else:
         amax = groups.abs().amax(-1, keepdim=True)
     return amax.clamp(min=float(torch.tensor(AMAX_FLOOR))) / largest(dtype)

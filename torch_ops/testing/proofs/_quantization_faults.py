@@ -114,11 +114,13 @@ def _some(share: float) -> Size:
     return lambda g: amax(g[:, : max(int(g.shape[1] * share), 1)])
 
 
-def _no_last(groups: Tensor) -> Tensor:
+def no_last(groups: Tensor) -> Tensor:
+    """The largest magnitude of all but the last element."""
     return amax(groups[:, :-1]) if groups.shape[1] > 1 else amax(groups)
 
 
-def _power_of_two(size: Tensor, limit: float) -> Tensor:
+def power_of_two(size: Tensor, limit: float) -> Tensor:
+    """The scale raised to a power of two."""
     scale = scale_of(size, limit)
     return torch.where(scale.isfinite(), torch.exp2(torch.ceil(torch.log2(scale))), scale)
 
@@ -218,7 +220,7 @@ def _of_scales(form: Form) -> tuple[Mutant, ...]:
               scale=lambda a, limit: scale_of(a, limit).clamp(min=1e-2)),
         fault("scale_in_float16", "bound",
               scale=lambda a, limit: scale_of(a, limit).half().float().clamp(min=1e-7)),
-        fault("power_of_two", "bound", scale=_power_of_two),
+        fault("power_of_two", "bound", scale=power_of_two),
         fault("largest_without_sign", "negated", "bound",
               size=lambda g: g.amax(-1, keepdim=True).clamp(min=0) if g.shape[1] else amax(g)),
         fault("half_of_the_group", "bound", size=_some(0.5)),
@@ -236,7 +238,7 @@ def _of_groups(form: Form) -> tuple[Mutant, ...]:
         fault("scale_of_the_one_before", "bound", "isolated", size=lambda g: _before(amax(g))),
         fault("running_scale", "bound", "isolated", size=lambda g: _running(amax(g))),
         fault("group_index_cut", "bound", size=_cut),
-        fault("last_element_dropped", "bound", size=_no_last),
+        fault("last_element_dropped", "bound", size=no_last),
         fault("scale_of_all", "bound", "top", "isolated",
               size=lambda g: amax(g).amax().expand(g.shape[0], 1) if g.numel() else amax(g)),
         fault("mean_magnitude", "bound", "top",
