@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -49,10 +49,12 @@ def refuse(
     raise kind(f"op {op!r}: argument {argument!r} is {received} (accepted: {accepted})")
 
 
-def float_dtype(op: str, argument: str, x: Tensor) -> None:
-    """Refuse a tensor that isn't float16, bfloat16, float32 or float64."""
-    if x.dtype not in _NAMES:
-        refuse(op, argument, x.dtype, ", ".join(map(str, _NAMES)), kind=TypeError)
+def float_dtype(
+    op: str, argument: str, x: Tensor, accepted: Collection[torch.dtype] = _NAMES
+) -> None:
+    """Refuse a tensor of another dtype: by default, than float16, bfloat16, float32 or float64."""
+    if x.dtype not in accepted:
+        refuse(op, argument, x.dtype, ", ".join(map(str, accepted)), kind=TypeError)
 
 
 def rank(op: str, argument: str, x: Tensor, dims: int, letters: str) -> None:

@@ -13,6 +13,7 @@ __all__ = [
     "GateContract",
     "MergeContract",
     "NormContract",
+    "QuantizationContract",
     "RaggedAttentionContract",
     "RopeContract",
     "SamplingContract",
@@ -177,3 +178,31 @@ class SamplingContract(Contract):
     not_finite: Literal["nan_row", "first_of_them"] = "nan_row"
     no_mass: Literal["zeros", "index_0"] = "zeros"
     uniform: Literal["philox4x32_10"] | None = None
+
+
+@dataclass(frozen=True)
+class QuantizationContract(Contract):
+    """Promises of a quantization: ``x`` is about ``codes * scale``.
+
+    Attributes:
+        codes: ``e4m3``: float8 of the device's flavor, up to 448 (240 as fnuz, on gfx942).
+            ``int8``: from -127 to 127.
+        per: What shares a scale, which is amax / largest code.
+        scale_dtype: Dtype of scales.
+        amax_floor: An amax below this counts as this, so that zeros have a finite scale and codes
+            of 0.
+        rounding: Codes are the nearest ones; of two as near, the even one.
+        overflow: What lies beyond the largest code becomes that; nothing finite becomes NaN.
+        non_finite: A NaN or an infinity leaves undefined what shares its scale, and nothing else.
+        quantized: What is quantized is ``input``, or, of an op that computes it first, that
+            ``rounded`` to the dtype of x: as the two ops one after the other do.
+    """
+
+    codes: Literal["e4m3", "int8"] = "e4m3"
+    per: Literal["token", "group", "tensor"] = "token"
+    scale_dtype: Literal["float32"] = "float32"
+    amax_floor: float = 1e-10
+    rounding: Literal["nearest_even"] = "nearest_even"
+    overflow: Literal["saturates"] = "saturates"
+    non_finite: Literal["undefined_where_shared"] = "undefined_where_shared"
+    quantized: Literal["input", "rounded"] = "input"

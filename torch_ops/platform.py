@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["Platform", "Requirement", "platform_of"]
+__all__ = ["CONVERTS_FLOAT8", "Platform", "Requirement", "platform_of"]
 
 _DEVICES = ("cpu", "cuda", "rocm")
 
@@ -81,6 +81,12 @@ class Platform:
             return None
         digits = self.arch[3:].rstrip("af")
         return (int(digits[:-1]), int(digits[-1])) if digits.isdigit() and digits[1:] else None
+
+    @property
+    def fp8(self) -> torch.dtype:
+        """The float8 that its matrix units take: e4m3fn, or e4m3fnuz (largest 240) on gfx94x."""
+        fnuz = self.device == "rocm" and (self.arch or "").startswith("gfx94")
+        return torch.float8_e4m3fnuz if fnuz else torch.float8_e4m3fn
 
     def __str__(self) -> str:
         return ", ".join(part for part in (self.device, self.arch, self.name) if part)
@@ -178,6 +184,12 @@ class Requirement:
         if low and high:
             return f"{low} to {high}"
         return f"{low} and newer" if low else f"up to {high}"
+
+
+CONVERTS_FLOAT8 = frozenset(
+    {Requirement.cuda(min_arch=(8, 9)), Requirement.rocm(["gfx942", "gfx950"])}
+)
+"""Where Triton, and what Inductor makes of it, converts to the float8 of the device."""
 
 
 def _only(devices: set[str], platform: Platform) -> str:

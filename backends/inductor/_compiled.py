@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
 import shutil
@@ -16,6 +17,7 @@ from torch.fx.experimental import _config as symbolic
 from torch_ops import locks, once
 from torch_ops.declare import Declaration
 from torch_ops.errors import BackendUnavailableError, CaptureError
+from torch_ops.platform import CONVERTS_FLOAT8, Platform, rejection
 
 __all__ = ["compiled", "no_compiler", "with_own_code"]
 
@@ -28,13 +30,14 @@ _VIEWS = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
 
 
 def compiled(
-    declaration: Declaration, row_arguments: tuple[str, ...] = ()
+    declaration: Declaration, row_arguments: tuple[str, ...] = (), *, float8: bool = False
 ) -> tuple[Callable[..., Any], Callable[..., str | None]]:
     """Give an op's kernel and its predicate.
 
     Args:
         declaration: The op; one that mutates is compiled in its functional form and copied back.
         row_arguments: Arguments of which only the last axis matters; flattened to ``[rows, last]``.
+        float8: Whether it makes float8, which Triton doesn't on every GPU.
     """
     signature = declaration.signature
     names = list(signature.parameters)
@@ -72,11 +75,19 @@ def compiled(
         reason = _exhausted.get(_class_of(declaration, args, rows)) if _exhausted else None
         if reason is None and args[first].device.type == "cpu":
             return no_compiler()
+        if reason is None and float8:
+            return _lacks_float8(args[first].device)
         return reason
 
     kernel.__name__ = declaration.name
     kernel.__signature__ = supports.__signature__ = signature  # type: ignore[attr-defined]
     return kernel, supports
+
+
+@functools.cache
+def _lacks_float8(device: torch.device) -> str | None:
+    reason = rejection(CONVERTS_FLOAT8, Platform.detect(device))
+    return None if reason is None else f"float8 in Triton: {reason}"
 
 
 def no_compiler() -> str | None:

@@ -30,10 +30,12 @@ requires = frozenset({Requirement.cuda(min_arch=(8, 0)), Requirement.rocm(), _In
 batch_invariant = frozenset(
     {
         "apply_rope", "apply_rope_", "gelu_and_mul", "gelu_tanh_and_mul", "merge_state",
+        "quantize_fp8_per_group", "quantize_fp8_per_token", "quantize_int8_per_token",
         "silu_and_mul",
     }
 )  # fmt: skip
-"""Elementwise kernels, chosen by the length of a row; norms and attention count rows, too."""
+"""Elementwise kernels, chosen by the length of a row, and quantizations, which reduce a row to its
+largest magnitude, in any order the same; norms and attention count rows, too."""
 
 
 def available() -> str | None:
@@ -45,6 +47,8 @@ def available() -> str | None:
 
 def untestable(op: str, dtype: torch.dtype) -> str | None:
     """Give why a run on this machine says nothing about a dtype, or None."""
+    if _INTERPRETED and "fp8" in op:
+        return f"{op}: Triton's interpreter loses the carry of a rounding to float8"
     if _INTERPRETED and dtype == torch.bfloat16:
         return f"{op}: Triton's interpreter truncates torch.bfloat16 where a GPU rounds"
     return None

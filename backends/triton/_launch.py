@@ -8,6 +8,7 @@ the caller's key names, so that a known variant is handed to Triton's launcher a
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -18,6 +19,7 @@ import triton
 from torch import Tensor
 
 from torch_ops.errors import CaptureError
+from torch_ops.platform import CONVERTS_FLOAT8, Platform, rejection
 
 __all__ = [
     "INTERPRETED",
@@ -29,6 +31,7 @@ __all__ = [
     "device_function",
     "kernel",
     "refuses_bfloat16",
+    "refuses_float8",
     "remember",
 ]
 
@@ -221,3 +224,24 @@ def refuses_bfloat16(op: Callable[..., Any]) -> Callable[..., str | None] | None
 
     supports.__signature__ = inspect.signature(op)  # type: ignore[attr-defined]
     return supports
+
+
+def refuses_float8(op: Callable[..., Any]) -> Callable[..., str | None]:
+    """Give the predicate of an op that makes float8, which not every device converts to."""
+
+    def supports(*args: Any) -> str | None:
+        return _lacks_float8(args[0].device)
+
+    supports.__signature__ = inspect.signature(op)  # type: ignore[attr-defined]
+    return supports
+
+
+@functools.cache
+def _lacks_float8(device: torch.device) -> str | None:
+    if INTERPRETED:
+        return (
+            "float8 is untestable in Triton's interpreter, which loses the carry of a rounding "
+            "that a GPU keeps (supported there: int8)"
+        )
+    reason = rejection(CONVERTS_FLOAT8, Platform.detect(device))
+    return None if reason is None else f"float8 in Triton: {reason}"

@@ -160,6 +160,14 @@ def _appends(op: str, dtype: str) -> Iterator[Spec]:
     yield from proof_of(op).named(dtype).values()
 
 
+def _groups(op: str, dtype: str) -> Iterator[Spec]:
+    for i, size in enumerate((16, 32, 64, 128)):
+        for j, groups in enumerate((1, 3, 32)):
+            operands = {"x": Operand(dtype, "contig", REGIMES[(i + j) % len(REGIMES)])}
+            dims = {"tokens": (1, 3, 16)[(i + j) % 3], "groups": groups, "size": size}
+            yield Spec.of(op, dims, operands, {"group_size": size}, seed=i)
+
+
 def attention(dtype: str = "bfloat16", **dims: int) -> Spec:
     """Give one causal example."""
     operands = {name: Operand(dtype) for name in ("q", "k", "v")}
@@ -189,6 +197,7 @@ _MAKERS: dict[str, Callable[[str, str], Iterator[Spec]]] = {
     "append_paged_kv_": _appends,
     "scaled_mm_fp8": _products,
     "scaled_mm_int8": _products,
+    "quantize_fp8_per_group": _groups,
 }
 
 

@@ -31,6 +31,9 @@ SCHEMAS = (
     "gelu_tanh_and_mul(Tensor! out, Tensor input) -> ()",
     "merge_state_v2(Tensor v_a, Tensor s_a, Tensor v_b, Tensor s_b, Tensor! v_merged, "
     "Tensor! s_merged) -> ()",
+    "sgl_per_token_group_quant_8bit_v2(Tensor input, Tensor! output_q, Tensor! output_s, "
+    "int group_size, float eps, float fp8_min, float fp8_max, bool scale_ue8m0, "
+    "bool fuse_silu_and_mul, Tensor? masked_m) -> ()",
     "rotary_embedding(Tensor positions, Tensor! query, Tensor!? key, int head_size, "
     "Tensor cos_sin_cache, bool is_neox) -> ()",
 )
@@ -147,6 +150,28 @@ def merge_state_v2(
         out.copy_(result)
 
 
+def sgl_per_token_group_quant_8bit_v2(
+    input: Tensor, output_q: Tensor, output_s: Tensor, group_size: int, eps: float,
+    fp8_min: float, fp8_max: float, scale_ue8m0: bool, fuse_silu_and_mul: bool,
+    masked_m: Tensor | None,
+) -> None:  # fmt: skip
+    assert input.dtype in NORMS
+    assert input.dim() == output_s.dim() == 2
+    assert all(t.is_contiguous() for t in (input, output_q, output_s))
+    assert input.data_ptr() % 16 == 0
+    assert group_size in (16, 32, 64, 128)
+    assert (eps, fp8_min, fp8_max) == (1e-10, -448, 448)
+    assert not scale_ue8m0
+    assert not fuse_silu_and_mul
+    assert masked_m is None
+    _called.append(("sgl_per_token_group_quant_8bit_v2", group_size))
+    groups = input.float().unflatten(-1, (-1, group_size))
+    amax = groups.abs().amax(-1, keepdim=True).clamp(min=eps)
+    output_s.copy_(amax.squeeze(-1) * (1 / torch.tensor(fp8_max)))
+    codes = (groups * (fp8_max / amax)).clamp(fp8_min, fp8_max)
+    output_q.copy_(codes.flatten(-2))
+
+
 def rotary_embedding(
     positions: Tensor, query: Tensor, key: Tensor | None, head_size: int, cos_sin_cache: Tensor,
     is_neox: bool,
@@ -176,6 +201,7 @@ _FUNCTIONS = {
     "gelu_and_mul": _gated("gelu"),
     "gelu_tanh_and_mul": _gated("gelu_tanh"),
     "merge_state_v2": merge_state_v2,
+    "sgl_per_token_group_quant_8bit_v2": sgl_per_token_group_quant_8bit_v2,
     "rotary_embedding": rotary_embedding,
 }
 for _schema in SCHEMAS:

@@ -30,7 +30,20 @@ TARGETS = {
 SHARED = {
     "sm_80": 101376, "sm_90": 232448, "sm_100": 232448, "gfx942": 65536, "gfx950": 163840,
 }  # fmt: skip
-KERNELS = frozenset({"whole", "looped", "stats", "apply", "_gate", "_rotate", "_merge"})
+KERNELS = frozenset(
+    {
+        "whole",
+        "looped",
+        "stats",
+        "apply",
+        "_gate",
+        "_rotate",
+        "_merge",
+        "sizes",
+        "encoded",
+        "_gate_codes",
+    }
+)
 _TYPES = {
     torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.float32: "*fp32",
     torch.float64: "*fp64", torch.int8: "*i8", torch.int32: "*i32", torch.int64: "*i64",
@@ -73,7 +86,13 @@ def recorded() -> Iterator[list[Launch]]:
         variant.__call__ = launch
 
 
-def launches(dtype: str) -> list[Launch]:
+def codes_of(target: str) -> torch.dtype:
+    """Give what Triton quantizes to for a target: float8 of its own, int8 where it has none."""
+    special = {"sm_80": torch.int8, "gfx942": torch.float8_e4m3fnuz}
+    return special.get(target, torch.float8_e4m3fn)
+
+
+def launches(dtype: str, codes: torch.dtype) -> list[Launch]:
     """Give every kernel for a dtype, and once, for bfloat16, what differs by layout alone."""
     kind = getattr(torch, dtype)
     with recorded() as found:
@@ -81,6 +100,8 @@ def launches(dtype: str) -> list[Launch]:
         for op in ("silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul"):
             kernel(op)(torch.zeros(600, 2048, dtype=kind))
         _heads(kind)
+        if kind != torch.float64:
+            _quantized(kind, codes)
         if kind == torch.bfloat16:
             _layouts()
     return found
@@ -93,6 +114,22 @@ def _norms(kind: torch.dtype) -> None:
     long, gain = torch.zeros(40, 20480, dtype=kind), torch.zeros(20480, dtype=torch.float32)
     kernel("layer_norm")(long, gain, gain)
     kernel("fused_add_rms_norm")(long[:2], long[2:4], gain)
+
+
+def _quantized(kind: torch.dtype, codes: torch.dtype) -> None:
+    quantize = importlib.import_module(f"{BACKEND}._quantization")
+    many = torch.zeros(600, 4096, dtype=kind)
+    quantize.quantize_groups(many[:, :256], 128, codes)
+    quantize.quantize_tensor(many, None, codes)
+    quantize.quantize_tensor(many[:, :33], torch.ones(()), codes)
+    quantize.quantize_rows(torch.zeros(3, 20480, dtype=kind), codes)
+    quantize.quantize_rows(many[:, :33], torch.int8)
+    fused = importlib.import_module(f"{BACKEND}._norm_quantization")
+    fused.add_normalize_quantize(many, many, many[0], 1e-6, codes)
+    fused.normalize_quantize(many[:, :33], many[0, :33], 1e-6, codes)
+    gates = importlib.import_module(f"{BACKEND}._gate_quantization")
+    gates.gated_quantize(many[:, :66], 0, codes)
+    gates.gated_quantize(many, 0, codes)
 
 
 def _heads(kind: torch.dtype) -> None:
@@ -159,8 +196,10 @@ def run(check: str) -> None:
     """Compile a dtype's launches for a target; raises where one doesn't make machine code."""
     target, dtype = check.split()
     binary = "cubin" if TARGETS[target][0] == "cuda" else "hsaco"
-    found = launches(dtype)
-    missing = KERNELS - {launch.name for launch in found}
+    found = launches(dtype, codes_of(target))
+    float8 = {"sizes", "encoded", "_gate_codes"}
+    wanted = KERNELS - float8 if dtype == "float64" else KERNELS
+    missing = wanted - {launch.name for launch in found}
     if missing:
         raise AssertionError(f"never launched in {dtype}: {sorted(missing)}")
     for launch in found:

@@ -17,6 +17,7 @@ OPS = (
     "rms_norm", "gemma_rms_norm", "layer_norm", "fused_add_rms_norm", "fused_add_rms_norm_",
     "gemma_fused_add_rms_norm",
     "silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul", "apply_rope", "apply_rope_", "merge_state",
+    "quantize_int8_per_token",
 )  # fmt: skip
 NORMS = OPS[:6]
 SAMPLERS = ("top_k_renorm_probs", "top_p_renorm_probs", "min_p_filter", "sample_top_k_top_p")
@@ -37,7 +38,9 @@ def checks() -> list[str]:
     names = [f"{op} {dtype} {part}" for op in OPS for dtype in DTYPES for part in PARTS]
     names += [f"{op} {dtype} {way}" for op in NORMS[2:] for dtype in DTYPES for way in LONG]
     names += [f"{op} float32 {part}" for op in SAMPLERS for part in (*PARTS, "steps")]
-    return names + [f"{op} float64 {part}" for op in OPS for part in ("zero", "classes")]
+    names.append("quantize_int8_per_token float16 looped")
+    names += [f"{what} {dtype} composed" for what in ("norms", "gates") for dtype in DTYPES]
+    return names + [f"{op} float64 {part}" for op in OPS[:-1] for part in ("zero", "classes")]
 
 
 def run(check: str) -> None:
@@ -48,6 +51,9 @@ def run(check: str) -> None:
     from torch_ops.testing.registered import registered
 
     op, dtype, part = check.split()
+    if part == "composed":
+        _composed(op, dtype)
+        return
     proof, tally = proof_of(op), Tally()
     subject = registered(op, "triton")
     contract = subject.under(catalogue()[op].contract)
@@ -59,6 +65,46 @@ def run(check: str) -> None:
         raise AssertionError(f"executed {tally.executed}, refused {dict(tally.refused)}")
     if part == "layouts" and contract.batch_invariant and not tally.laws["batch_invariance"]:
         raise AssertionError("batch invariance was never checked")
+
+
+def _composed(what: str, dtype: str) -> None:
+    """Rows quantized at once, to int8, are bit for bit what two kernels make of them."""
+    import torch
+
+    both = _norms_at_once if what == "norms" else _gates_at_once
+    kind = getattr(torch, dtype)
+    for shape in ((5, 96), (2, 3, 200), (1, 1), (3, 0), (0, 8), (2, 20480)):
+        for step in (1, 2, 1):  # the last launch is one that is known
+            found, wanted = both(shape, step, kind)
+            if not all(map(torch.equal, found, wanted)):
+                raise AssertionError(f"{shape}, every {step}: {found} instead of {wanted}")
+
+
+def _norms_at_once(shape: tuple[int, ...], step: int, kind: Any) -> tuple[list[Any], list[Any]]:
+    import torch
+
+    fused = importlib.import_module(f"{BACKEND}._norm_quantization")
+    norms = importlib.import_module(f"{BACKEND}._norms")
+    quantize = importlib.import_module(f"{BACKEND}._quantization").quantize_rows
+    x, r = (torch.randn(*shape[:-1], step * shape[-1]).to(kind)[..., ::step] for _ in "xr")
+    w = torch.randn(shape[-1])
+    y, total = norms.add_normalize(x, r, w, 1e-6)
+    plain = norms.normalize(x, w, None, 1e-6, norms.RMS)
+    return [
+        *fused.normalize_quantize(x, w, 1e-6, torch.int8),
+        *fused.add_normalize_quantize(x, r, w, 1e-6, torch.int8),
+    ], [*quantize(plain, torch.int8), *quantize(y, torch.int8), total]
+
+
+def _gates_at_once(shape: tuple[int, ...], step: int, kind: Any) -> tuple[list[Any], list[Any]]:
+    import torch
+
+    fused = importlib.import_module(f"{BACKEND}._gate_quantization")
+    gates = importlib.import_module(f"{BACKEND}._gates")
+    quantize = importlib.import_module(f"{BACKEND}._quantization").quantize_rows
+    x = torch.randn(*shape[:-1], 2 * step * shape[-1]).to(kind)[..., ::step]
+    found = fused.gated_quantize(x, gates.SILU, torch.int8)
+    return [*found], [*quantize(gates.gated(x, gates.SILU), torch.int8)]
 
 
 def specs(op: str, dtype: str, part: str) -> list[Any]:
@@ -93,13 +139,16 @@ def specs(op: str, dtype: str, part: str) -> list[Any]:
 def patched(op: str, part: str) -> Iterator[None]:
     """Use the tiles that a GPU gets, or treat rows of 200 elements as long ones."""
     family = "_norms" if op in NORMS else "_gates" if op.endswith("and_mul") else "_rotary"
-    family = "_merges" if op == "merge_state" else "_sampling" if op in SAMPLERS else family
+    family = {"merge_state": "_merges", OPS[-1]: "_quantization"}.get(op, family)
+    family = "_sampling" if op in SAMPLERS else family
     module = importlib.import_module(f"{BACKEND}.{family}")
     changes: dict[str, Any] = {"INTERPRETED": False} if part == "tiles" else LONG.get(part, {})
     if part == "tiles" and op in NORMS:
         changes["_CROWD"] = 2
     if part == "steps":
         changes = STEPS
+    if op == OPS[-1]:
+        changes.pop("_FEW", None)
     old = {name: getattr(module, name) for name in changes}
     plans = "_ways" if op in NORMS else "_variants" if op in SAMPLERS else "_plans"
     kept = (getattr(module, plans), module._launches)

@@ -127,6 +127,20 @@ def test_rope_in_place_takes_one_distance_of_heads() -> None:
     )
 
 
+def test_what_groups_it_takes() -> None:
+    op, x = "quantize_fp8_per_group", t(3, 256)
+    assert refusal(op, x, 64) is None
+    assert refusal(op, t(0, 256), 64) is None
+    assert refusal(op, x, 256) == "group_size 256 (supported: 16, 32, 64, 128)"
+    assert refusal(op, x[:, :128], 128) == (
+        "x strides (256, 1) for shape [3, 128] (supported: contiguous)"
+    )
+    assert refusal(op, off(x)) == "x is aligned to 2 bytes (supported: 16)"
+    assert refusal(op, big(2**24 + 1, 128)) == (
+        f"x of {2**31 + 128} elements (supported: up to {2**31}, offsets are 32 bits wide)"
+    )
+
+
 def test_arguments(sgl_kernel: Model) -> None:
     rows, weight = torch.randn(2, 3, 64), torch.randn(64)
     run("rms_norm", rows.half(), weight.half(), 0.5)
@@ -135,6 +149,7 @@ def test_arguments(sgl_kernel: Model) -> None:
     run("silu_and_mul", rows)
     run("gelu_and_mul", rows)
     run("apply_rope", *rope_args(dtype=FULL, neox=False))
+    run("quantize_fp8_per_group", rows.half(), 32)
     assert sgl_kernel.called == [
         ("rmsnorm", 0.5, False),
         ("gemma_rmsnorm", 1e-6, False),
@@ -142,6 +157,7 @@ def test_arguments(sgl_kernel: Model) -> None:
         ("silu_and_mul",),
         ("gelu_and_mul",),
         ("rotary_embedding", False),
+        ("sgl_per_token_group_quant_8bit_v2", 32),
     ]
 
 
@@ -151,6 +167,7 @@ def test_nothing_is_loaded_for_nothing(forgotten: None, monkeypatch: pytest.Monk
     run("rms_norm", t(0, 64), t(64))
     run("fused_add_rms_norm_", none, none, w)
     run("silu_and_mul", t(3, 0))
+    run("quantize_fp8_per_group", t(0, 128))
     run("apply_rope", *rope_args(tokens=0, dtype=FULL))
     run("merge_state", t(0, 2, 64), t(0, 2, dtype=FULL), t(0, 2, 64), t(0, 2, dtype=FULL))
 

@@ -13,7 +13,7 @@ from torch_ops.declarations import catalogue
 from torch_ops.registry import registry
 from torch_ops.testing import layouts, proof_of
 from torch_ops.testing.arguments import contiguous, to_device
-from torch_ops.testing.compare import ViolationError, check_output, check_pairs
+from torch_ops.testing.compare import ViolationError, check_outputs, check_pairs
 from torch_ops.testing.proof import Pair
 from torch_ops.testing.registered import registered
 from torch_ops.testing.subject import Subject, call, mutating, subject_of
@@ -104,8 +104,7 @@ def judge(op: str, args: Sequence[Any], found: Sequence[Tensor]) -> None:
     bound.apply_defaults()
     host = {n: v.cpu() if isinstance(v, Tensor) else v for n, v in bound.arguments.items()}
     expected = proof_of(op).oracle(contiguous(host), catalogue()[op].contract)
-    for got, want in zip(found, expected, strict=True):
-        check_output(got, want)
+    check_outputs(found, expected)
 
 
 def same(what: str, found: Tensor | Sequence[Tensor], wanted: Tensor | Sequence[Tensor]) -> None:

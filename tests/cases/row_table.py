@@ -98,6 +98,16 @@ ROWS = {
     "K3": Row("S", "a slot behind the cache is refused in debug()"),
     "K5": Row("S", "a last page of more tokens than a page holds is refused in debug()"),
     "K6": Row("S", "a page more than the tokens need is refused in debug(), with its length of 0"),
+    "Q1": Row("SG", "no tokens give no codes"),
+    "Q2": Row("SG", "zeros have one scale, whatever their layout"),
+    "Q3": Row("SG", "zeros have codes of 0 and a finite scale"),
+    "Q5": Row("SG", "codes are the nearest, to the even of two, up to the largest"),
+    "Q6": Row("SG", "bytes are those of the dtype that names them"),
+    "Q7": Row("SG", "the largest element gets the largest code"),
+    "Q9": Row("G", "a quantization finds rows beyond 2^31 elements"),
+    "Q10": Row("CT", "int8 codes saturate at -127 and 127"),
+    "Q11": Row("CT", "halves go to the even whole number"),
+    "Q15": Row("SG", "rows of nothing give no codes"),
 }
 """By id in the catalogue of numeric faults."""
 

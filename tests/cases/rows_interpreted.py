@@ -19,7 +19,7 @@ __all__ = ["tried"]
 
 def tried() -> list[Scenario]:
     """Give the scenarios of dtypes that the interpreter computes as a GPU does."""
-    return [scenario for scenario in SCENARIOS if scenario.dtype in (HALF, FP32)]
+    return [s for s in SCENARIOS if s.dtype in (HALF, FP32) and "fp8" not in s.op]
 
 
 def main() -> None:

@@ -40,6 +40,10 @@ def _gate(rows: int, dtype: torch.dtype) -> Arguments:
     return {"x": _x(rows, dtype)}
 
 
+def _quantize_groups(rows: int, dtype: torch.dtype) -> Arguments:
+    return {"x": torch.randn(rows, 2, 128, dtype=dtype), "group_size": 8}
+
+
 def _rope(rows: int, dtype: torch.dtype) -> Arguments:
     return {
         "q": torch.randn(rows, 4, HIDDEN, dtype=dtype),
@@ -161,6 +165,7 @@ MAKERS: dict[str, Callable[[int, torch.dtype], Arguments]] = {
     "attention": _attention,
     "attention_with_lse": _attention,
     "fused_add_rms_norm": _fused,
+    "fused_add_rms_norm_quant_fp8": _fused,
     "fused_add_rms_norm_": _fused,
     "gemma_fused_add_rms_norm": _fused,
     "gelu_and_mul": _gate,
@@ -171,13 +176,22 @@ MAKERS: dict[str, Callable[[int, torch.dtype], Arguments]] = {
     "min_p_filter": lambda rows, dtype: _probs(rows, dtype, "min_p"),
     "paged_decode": _decode,
     "paged_prefill": _prefill,
+    "quantize_fp8_per_group": _quantize_groups,
+    "quantize_fp8_per_tensor": lambda rows, dtype: {
+        "x": _x(rows, dtype),
+        "scale": torch.rand(1) + 0.5,
+    },
+    "quantize_fp8_per_token": _gate,
+    "quantize_int8_per_token": _gate,
     "rms_norm": _norm,
     "scaled_mm_fp8": _product(torch.float8_e4m3fn),
     "scaled_mm_int8": _product(torch.int8),
     "sample_top_k_top_p": lambda rows, dtype: _probs(rows, dtype, "k", "p", "seed", "offset"),
-    "silu_and_mul": _gate,
     "top_k_renorm_probs": lambda rows, dtype: _probs(rows, dtype, "k"),
     "top_p_renorm_probs": lambda rows, dtype: _probs(rows, dtype, "p"),
+    "rms_norm_quant_fp8": _norm,
+    "silu_and_mul": _gate,
+    "silu_and_mul_quant_fp8": _gate,
     "varlen_attention": _varlen,
     "varlen_attention_with_lse": _varlen,
 }

@@ -81,6 +81,17 @@ FUSED = [
     case("residual", "device", to("residual", "meta"), "on device", "as 'x'"),
 ]
 GATE = [*X, case("x", "odd", cut("x"), r"of shape \[3, 2, 15\]", "an even last dimension, not 15")]
+SCALE = [
+    case("scale", "dtype", to("scale", torch.float16), r"torch\.float16", r"torch\.float32"),
+    case("scale", "size", rank("scale", 2), r"of shape \[2\]", r"\[1\] or \[\]"),
+    case("scale", "rank", rank("scale", 1, 1), r"of shape \[1, 1\]", r"\[1\] or \[\]"),
+    case("scale", "device", to("scale", "meta"), "on device", "as 'x'"),
+]
+GROUP = [
+    *X,
+    case("group_size", "none", put("group_size", 0), "0", "a divisor of 128"),
+    case("group_size", "no divisor", put("group_size", 5), "5", "a divisor of 128"),
+]
 ROPE = [
     *floats("q"),
     case("q", "rank", rank("q", 3, 16), r"of shape \[3, 16\]", r"rank 3, \[T, H, D\]"),
@@ -344,6 +355,7 @@ BAD: dict[str, list[Any]] = {
     "fused_add_rms_norm": FUSED,
     "gemma_fused_add_rms_norm": FUSED,
     "fused_add_rms_norm_": [*FUSED, *SHARED],
+    "fused_add_rms_norm_quant_fp8": FUSED,
     "gelu_and_mul": GATE,
     "gelu_tanh_and_mul": GATE,
     "gemma_rms_norm": NORM,
@@ -352,6 +364,10 @@ BAD: dict[str, list[Any]] = {
     "min_p_filter": [*PROBS, *numbers("min_p", "float32")],
     "paged_decode": PAGED,
     "paged_prefill": PREFILL,
+    "quantize_fp8_per_group": GROUP,
+    "quantize_fp8_per_tensor": [*X, *SCALE],
+    "quantize_fp8_per_token": X,
+    "quantize_int8_per_token": X,
     "rms_norm": NORM,
     "scaled_mm_fp8": PRODUCT,
     "scaled_mm_int8": [
@@ -368,9 +384,11 @@ BAD: dict[str, list[Any]] = {
         ),
     ],
     "sample_top_k_top_p": DRAWN,
-    "silu_and_mul": GATE,
     "top_k_renorm_probs": [*PROBS, *numbers("k", "int32")],
     "top_p_renorm_probs": [*PROBS, *numbers("p", "float32")],
+    "rms_norm_quant_fp8": NORM,
+    "silu_and_mul": GATE,
+    "silu_and_mul_quant_fp8": GATE,
     "varlen_attention": VARLEN,
     "varlen_attention_with_lse": VARLEN,
 }

@@ -11,7 +11,7 @@ import torch_ops
 from torch_ops.declarations import catalogue
 from torch_ops.testing import proof_of
 from torch_ops.testing.arguments import contiguous
-from torch_ops.testing.compare import check_output
+from torch_ops.testing.compare import check_outputs
 
 HALF, BF16, FP32 = torch.float16, torch.bfloat16, torch.float32
 INF = float("inf")
@@ -29,10 +29,7 @@ def proven(op: str, *args: Any) -> Any:
     proof = proof_of(op)
     expected = proof.oracle(contiguous(dict(bound.arguments)), catalogue()[op].contract)
     result = call(op, *args)
-    for got, want in zip(
-        (result,) if isinstance(result, Tensor) else result, expected, strict=True
-    ):
-        check_output(got, want)
+    check_outputs((result,) if isinstance(result, Tensor) else result, expected)
     return result
 
 

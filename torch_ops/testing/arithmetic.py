@@ -40,9 +40,10 @@ def rounding(dtype: torch.dtype) -> Rounding:
 def overflow_threshold(dtype: torch.dtype) -> float:
     """The smallest magnitude that rounds to infinity: half an ulp above the largest finite value.
 
-    For float64 it isn't representable; the oracle overflows by itself there.
+    For float64 it isn't representable; the oracle overflows by itself there. Whole numbers and the
+    float8 dtypes have no infinity.
     """
-    if dtype == torch.float64:
+    if dtype == torch.float64 or dtype.itemsize == 1 or not dtype.is_floating_point:
         return math.inf
     info = torch.finfo(dtype)
     return info.max + info.eps / 4 * 2.0 ** math.ceil(math.log2(info.max))
@@ -66,6 +67,8 @@ def bits_equal(a: Tensor, b: Tensor) -> Tensor:
     """
     if not a.dtype.is_floating_point:
         return a == b
+    if a.dtype.itemsize == 1:  # float8 has few operators; float32 holds it exactly
+        a, b = a.float(), b.float()
     return (a == b) | (a.isnan() & b.isnan())
 
 

@@ -12,14 +12,15 @@ import torch
 from torch import Tensor
 
 from torch_ops.contracts import PROMISES
+from torch_ops.declarations import catalogue
 from torch_ops.testing.arguments import build, contiguous
 from torch_ops.testing.canaries import Guards, probe
 from torch_ops.testing.classes import ClassLimit
-from torch_ops.testing.compare import DeviceLostError, ViolationError, check_output, check_pairs
+from torch_ops.testing.compare import DeviceLostError, ViolationError, check_outputs, check_pairs
 from torch_ops.testing.contract import Snapshot, check_fresh, check_metadata
 from torch_ops.testing.laws import GENERIC
 from torch_ops.testing.proof import Arguments, Law, Output, Proof, Trial
-from torch_ops.testing.registered import check_compiled, check_traced, opcheck
+from torch_ops.testing.registered import check_compiled, check_traced, opcheck, registered
 from torch_ops.testing.spec import Spec
 from torch_ops.testing.subject import Subject, call, first_line
 from torch_ops.testing.surroundings import left_alone
@@ -189,11 +190,11 @@ class Examiner:
         outputs = self._checked_call(args, expected)
         ratio = 0.0
         if self._wants("bound"):
-            ratio = max(check_output(o, e) for o, e in zip(outputs, expected, strict=True))
+            ratio = check_outputs(outputs, expected)
         if with_laws:
             outputs = tuple(o.contiguous() for o in outputs)
-            again, refuses = self._again, self._refuses
-            trial = Trial(spec, pristine, outputs, self.contract, expected, again, refuses)
+            calls = self._again, self._refuses, self._other
+            trial = Trial(spec, pristine, outputs, self.contract, expected, *calls)
             self._check_laws(trial, tally)
         tally.executed += 1
         tally.ratio = max(tally.ratio, ratio)
@@ -228,6 +229,16 @@ class Examiner:
         watched = left_alone(self.device) if self._wants("contract") else contextlib.nullcontext()
         with watched:
             return call(self.subject, self.proof, args)
+
+    def _other(self, op: str, *args: Any) -> Any:
+        """Another op by the same backend; the reference for what is no backend."""
+        if not self.subject.registered:
+            return catalogue()[op].reference(*args)
+        subject = registered(op, self.subject.name)
+        reason = subject.refuses(args)
+        if reason is not None:
+            raise _RefusedError(reason)
+        return subject.call(*args)
 
     def _refuses(self, args: Arguments) -> str | None:
         return self.subject.refuses(tuple(args.values()))

@@ -252,7 +252,14 @@ def generic_mutants(kernel: Kernel) -> tuple[Mutant, ...]:
 
 def last_bits(value: Tensor) -> Tensor:
     """Moves every element by two units in the last place."""
+    if value.dtype.itemsize == 1:
+        return _other_codes(value, 2)
     return value * (1 + 2 * torch.finfo(value.dtype).eps)
+
+
+def _other_codes(value: Tensor, count: int) -> Tensor:
+    """Adds a number to the bits of float8 or int8: codes are in order of magnitude."""
+    return (value.view(torch.int8) + count).view(value.dtype)
 
 
 def _one_row(value: Tensor) -> Tensor:
@@ -262,7 +269,14 @@ def _one_row(value: Tensor) -> Tensor:
 def _drifts(kernel: Kernel) -> Kernel:
     """Adds a running state to the result, as a kernel does that never clears its scratch."""
     calls = itertools.count()
-    return on_result(kernel, lambda t: t + t.abs() * torch.finfo(t.dtype).eps * (2 * next(calls)))
+
+    def change(value: Tensor) -> Tensor:
+        count = 2 * next(calls)
+        if value.dtype.itemsize == 1:
+            return _other_codes(value, count)
+        return value + value.abs() * torch.finfo(value.dtype).eps * count
+
+    return on_result(kernel, change)
 
 
 def _random_rounding(kernel: Kernel) -> Kernel:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from torch_ops.declarations import catalogue
 from torch_ops.testing.spec import Spec
 
 if TYPE_CHECKING:
@@ -34,14 +35,18 @@ class Output:
     Attributes:
         name: The output's name in messages.
         value: The exact value in float64; where `bound` is None, the value itself in `dtype`.
-        bound: The largest allowed difference per element, or None for bit equality.
+        bound: The largest allowed difference per element, or None for bit equality. Infinite where
+            the value is finite and undefined: anything is right there, NaN too.
         dtype: The output's dtype.
+        given: Makes of all outputs what this one has to be, where others decide about that, as a
+            scale about codes; `value` and `bound` are then those for the exact ones.
     """
 
     name: str
     value: Tensor
     bound: Tensor | None
     dtype: Any
+    given: Callable[[tuple[Tensor, ...]], Output] | None = None
 
 
 @dataclass(frozen=True)
@@ -60,7 +65,8 @@ class Trial:
 
     `args` are contiguous copies of the arguments from before the call, `expected` what the oracle
     makes of them. `run` calls the kernel again with some of them replaced; laws never change a
-    tensor in place. `refuses` is what the kernel's predicate says of arguments.
+    tensor in place. `refuses` is what the kernel's predicate says of arguments, `other` calls
+    another op by the same backend, or its reference where the kernel is none of a backend.
     """
 
     spec: Spec
@@ -70,6 +76,7 @@ class Trial:
     expected: tuple[Output, ...]
     call: Callable[[Arguments], tuple[Tensor, ...]]
     refuses: Callable[[Arguments], str | None] = lambda _: None
+    other: Callable[..., Any] = lambda op, *args: catalogue()[op].reference(*args)
 
     def run(self, **changes: Any) -> tuple[Tensor, ...]:
         """Returns the outputs for the same arguments with these replaced."""

@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from torch_ops.testing.arguments import build, contiguous
 from torch_ops.testing.arithmetic import bits_equal
-from torch_ops.testing.compare import ViolationError, check_output
+from torch_ops.testing.compare import ViolationError, check_outputs
 from torch_ops.testing.proof import Proof
 from torch_ops.testing.spec import Operand, Spec
 from torch_ops.testing.subject import Subject, call
@@ -101,8 +101,7 @@ def check_compiled(
     graph = dataclasses.replace(subject, call=_compile(subject))
     try:
         outputs = call(graph, proof, build(spec, device))
-        for got, want in zip(outputs, proof.oracle(contiguous(build(spec)), contract), strict=True):
-            check_output(got, want)
+        check_outputs(outputs, proof.oracle(contiguous(build(spec)), contract))
     except ViolationError as broken:
         raise ViolationError("compiled", broken.detail) from broken
     if not contract.deterministic:

@@ -170,11 +170,11 @@ def _subject(op: str, backend: str | Backend | Callable[..., Any]) -> Subject:
 def _dtypes(op: str, wanted: Sequence[str] | None) -> list[str]:
     declared = list(dtypes_of(op))
     if isinstance(wanted, str) or not all(isinstance(dtype, str) for dtype in wanted or ()):
-        msg = f"verify: dtypes: received {wanted!r}, accepted a sequence of names, as {declared}"
+        msg = f"verify: dtypes: received {wanted!r}, accepted a sequence of names, as {[*declared]}"
         raise TypeError(msg)
     unknown = set(wanted or ()) - set(declared)
     if unknown:
-        msg = f"verify: dtypes: received {sorted(unknown)}, accepted {declared} for op {op!r}"
+        msg = f"verify: dtypes: received {sorted(unknown)}, accepted {[*declared]} for op {op!r}"
         raise ValueError(msg)
     return [d for d in declared if wanted is None or d in wanted]
 

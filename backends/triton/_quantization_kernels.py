@@ -1,0 +1,120 @@
+"""Quantizations: of rows with a scale each, and of a tensor with one scale.
+
+`whole` keeps rows in registers, `looped` walks rows that are too long for that. A tensor takes
+`sizes`, which leaves the largest magnitudes of some pieces, and `encoded`, which reads all of them.
+"""
+
+from __future__ import annotations
+
+import triton.language as tl
+
+from ._launch import device_function, kernel
+from ._rows import offset
+
+__all__ = ["codes", "encoded", "looped", "scale_of", "sizes", "whole"]
+
+
+@device_function
+def scale_of(amax: tl.tensor, LARGEST: tl.constexpr) -> tl.tensor:
+    """Divide as IEEE 754 has it, once a row; the floor is that of the op's contract."""
+    return tl.div_rn(tl.maximum(amax, 1e-10), tl.full(amax.shape, LARGEST, tl.float32))
+
+
+@device_function
+def codes(v: tl.tensor, inverse: tl.tensor, LARGEST: tl.constexpr, INT8: tl.constexpr) -> tl.tensor:
+    """Give what a conversion to the codes' dtype has to take; NaN stays NaN.
+
+    A product with a reciprocal errs by less than two units in the last place of float32, and is
+    exact where the scale is a power of two.
+    """
+    v = tl.clamp(v * inverse, -LARGEST, LARGEST, propagate_nan=tl.PropagateNan.ALL)
+    if INT8:  # whole numbers are all that is left of a float32 next to 1.5 * 2^23
+        v = (v + 12582912.0) - 12582912.0
+    return v
+
+
+@kernel()
+def whole(
+    x: tl.tensor, q: tl.tensor, s: tl.tensor,
+    rows: tl.int64, lanes: tl.int32, x_step: tl.int64, x_outer: tl.int64, inner: tl.int64,
+    LARGEST: tl.constexpr, INT8: tl.constexpr, NESTED: tl.constexpr,
+    LANE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+) -> None:  # fmt: skip
+    """Quantize ROWS rows, each read once."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    cols = tl.arange(0, BLOCK)[None, :]
+    mask = cols < lanes * LANE
+    if ROWS > 1:
+        mask &= row < rows
+    x_at = offset(row, x_step, x_outer, inner, LANE, NESTED) + cols
+    v = tl.load(x + x_at, mask, other=0.0).to(tl.float32)
+    scale = scale_of(tl.max(tl.abs(v), 1, keep_dims=True), LARGEST)
+    v = codes(v, tl.div_rn(1.0, scale), LARGEST, INT8)
+    tl.store(q + row * lanes * LANE + cols, v.to(q.dtype.element_ty), mask)
+    tl.store(s + row, scale, row < rows)
+
+
+@kernel()
+def looped(
+    x: tl.tensor, q: tl.tensor, s: tl.tensor,
+    rows: tl.int64, lanes: tl.int32, x_step: tl.int64, x_outer: tl.int64, inner: tl.int64,
+    LARGEST: tl.constexpr, INT8: tl.constexpr, NESTED: tl.constexpr,
+    LANE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+) -> None:  # fmt: skip
+    """Quantize one row in pieces, read twice: caches keep it for the second time."""
+    columns = lanes * LANE
+    row = tl.program_id(0).to(tl.int64)
+    place = tl.arange(0, BLOCK)
+    x_row = x + offset(row, x_step, x_outer, inner, LANE, NESTED)
+    size = tl.zeros([BLOCK], tl.float32)
+    for begin in range(0, columns, BLOCK):
+        at = begin + place
+        v = tl.load(x_row + at, at < columns, other=0.0, eviction_policy="evict_last")
+        size = tl.maximum(size, tl.abs(v.to(tl.float32)))
+    scale = scale_of(tl.max(size, 0, keep_dims=True), LARGEST)
+    inverse = tl.div_rn(1.0, scale)
+    for begin in range(0, columns, BLOCK):
+        at = begin + place
+        v = tl.load(x_row + at, at < columns, other=0.0, eviction_policy="evict_first")
+        v = codes(v.to(tl.float32), inverse, LARGEST, INT8)
+        tl.store(q + row * lanes * LANE + at, v.to(q.dtype.element_ty), at < columns)
+    tl.store(s + row + tl.arange(0, 1), scale)
+
+
+@kernel()
+def sizes(
+    x: tl.tensor, partial: tl.tensor, lanes: tl.int64, pieces: tl.int64,
+    LANE: tl.constexpr, BLOCK: tl.constexpr,
+) -> None:  # fmt: skip
+    """Leave the largest magnitude of the program's own piece and of each pieces-th one after it."""
+    elements = lanes * LANE
+    program = tl.program_id(0).to(tl.int64)
+    size = tl.zeros([BLOCK], tl.float32)
+    for begin in range(program * BLOCK, elements, pieces * BLOCK):
+        at = begin + tl.arange(0, BLOCK)
+        v = tl.load(x + at, at < elements, other=0.0, eviction_policy="evict_last")
+        size = tl.maximum(size, tl.abs(v.to(tl.float32)))
+    tl.store(partial + program, tl.max(size, 0))
+
+
+@kernel(unaligned=("given",))
+def encoded(
+    x: tl.tensor, q: tl.tensor, s: tl.tensor, partial: tl.tensor, given: tl.tensor,
+    lanes: tl.int64, pieces: tl.int64, LARGEST: tl.constexpr, INT8: tl.constexpr,
+    LANE: tl.constexpr, BLOCK: tl.constexpr, PIECES: tl.constexpr,
+) -> None:  # fmt: skip
+    """Quantize one piece by the scale that is given, or by that of all sizes."""
+    elements = lanes * LANE
+    program = tl.program_id(0).to(tl.int64)
+    at = program * BLOCK + tl.arange(0, BLOCK)
+    one = tl.arange(0, 1)
+    v = tl.load(x + at, at < elements, other=0.0, eviction_policy="evict_first").to(tl.float32)
+    if given is not None:
+        scale = tl.load(given + one)
+    else:
+        piece = tl.arange(0, PIECES)
+        found = tl.load(partial + piece, piece < pieces, other=0.0)
+        scale = scale_of(tl.max(found, 0, keep_dims=True), LARGEST)
+    v = codes(v, tl.div_rn(1.0, scale), LARGEST, INT8)
+    tl.store(q + at, v.to(q.dtype.element_ty), at < elements)
+    tl.store(s + one, scale, program + one == 0)

@@ -1,0 +1,17 @@
+"""rms_norm_quant_fp8 in Triton."""
+
+from torch import Tensor
+
+from torch_ops.declarations._quantization import fp8_of
+
+from ._launch import refuses_float8
+from ._norm_quantization import normalize_quantize
+
+__all__ = ["rms_norm_quant_fp8", "supports"]
+
+
+def rms_norm_quant_fp8(x: Tensor, weight: Tensor, eps: float = 1e-6) -> tuple[Tensor, Tensor]:
+    return normalize_quantize(x, weight, eps, fp8_of(x))
+
+
+supports = refuses_float8(rms_norm_quant_fp8)
