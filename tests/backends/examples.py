@@ -161,6 +161,10 @@ def _groups(op: str, dtype: str) -> Iterator[Spec]:
             yield Spec.of(op, dims, operands, {"group_size": size}, seed=i)
 
 
+def _small(op: str, dtype: str) -> Iterator[Spec]:
+    yield from proof_of(op).small_named(dtype)
+
+
 def attention(dtype: str = "bfloat16", **dims: int) -> Spec:
     """Give one causal example."""
     operands = {name: Operand(dtype) for name in ("q", "k", "v")}
@@ -187,7 +191,13 @@ _MAKERS: dict[str, Callable[[str, str], Iterator[Spec]]] = {
     "paged_prefill": _sequences,
     "paged_decode": _sequences,
     "append_paged_kv_": _appends,
+    "fused_add_rms_norm_quant_fp8": _small,
     "quantize_fp8_per_group": _groups,
+    "quantize_fp8_per_tensor": _small,
+    "quantize_fp8_per_token": _small,
+    "quantize_int8_per_token": _small,
+    "rms_norm_quant_fp8": _small,
+    "silu_and_mul_quant_fp8": _small,
 }
 
 

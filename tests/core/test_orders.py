@@ -13,11 +13,11 @@ ORDERS = {
 }
 OPS = (
     "append_paged_kv_", "apply_rope", "apply_rope_", "attention", "attention_with_lse",
-    "fused_add_rms_norm", "fused_add_rms_norm_", "gelu_and_mul", "gelu_tanh_and_mul",
-    "gemma_rms_norm", "layer_norm", "merge_state", "paged_decode", "paged_prefill",
-    "quantize_fp8_per_group", "quantize_fp8_per_tensor", "quantize_fp8_per_token",
-    "quantize_int8_per_token", "rms_norm", "rms_norm_quant_fp8",
-    "silu_and_mul", "varlen_attention", "varlen_attention_with_lse",
+    "fused_add_rms_norm", "fused_add_rms_norm_", "fused_add_rms_norm_quant_fp8", "gelu_and_mul",
+    "gelu_tanh_and_mul", "gemma_rms_norm", "layer_norm", "merge_state", "paged_decode",
+    "paged_prefill", "quantize_fp8_per_group", "quantize_fp8_per_tensor",
+    "quantize_fp8_per_token", "quantize_int8_per_token", "rms_norm", "rms_norm_quant_fp8",
+    "silu_and_mul", "silu_and_mul_quant_fp8", "varlen_attention", "varlen_attention_with_lse",
 )  # fmt: skip
 
 
