@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torch_ops.declarations._quantization import AMAX_FLOOR, largest
 
-from ._gates import _activated, gated
+from ._gates import activated, gated
 from ._launch import Launch, Variant, kernel, remember
 from ._quantization import _CROWD, config, quantize_rows
 from ._quantization_kernels import codes, scale_of
@@ -36,7 +36,7 @@ def _gate_codes(
     gate = x + offset(row, x_step, x_outer, inner, LANE, NESTED) + cols
     g = tl.load(gate, mask, other=0.0).to(tl.float32)
     v = tl.load(gate + columns, mask, other=0.0).to(tl.float32)
-    v = _activated(g, ACTIVATION) * v
+    v = activated(g, ACTIVATION) * v
     v = v.to(x.dtype.element_ty).to(tl.float32)  # what the gate alone would have stored
     scale = scale_of(tl.max(tl.abs(v), 1, keep_dims=True), LARGEST)
     v = codes(v, tl.div_rn(1.0, scale), LARGEST, INT8)

@@ -18,7 +18,7 @@ from ._launch import (
 )
 from ._rows import Rows, as_rows, lane_of, offset, power_of_two
 
-__all__ = ["GELU", "GELU_TANH", "SILU", "gated"]
+__all__ = ["GELU", "GELU_TANH", "SILU", "activated", "gated"]
 
 SILU, GELU, GELU_TANH = 0, 1, 2
 
@@ -31,7 +31,8 @@ def _sigmoid(x: tl.tensor) -> tl.tensor:
 
 
 @device_function
-def _activated(g: tl.tensor, ACTIVATION: tl.constexpr) -> tl.tensor:
+def activated(g: tl.tensor, ACTIVATION: tl.constexpr) -> tl.tensor:
+    """Apply one of the activations."""
     if ACTIVATION == 0:
         g *= _sigmoid(g)
     elif ACTIVATION == 1:
@@ -60,7 +61,7 @@ def _gate(
     gate = x + offset(row, x_step, x_outer, inner, LANE, NESTED) + cols
     g = tl.load(gate, mask, other=0.0).to(wide)
     v = tl.load(gate + columns, mask, other=0.0).to(wide)
-    result = (_activated(g, ACTIVATION) * v).to(y.dtype.element_ty)
+    result = (activated(g, ACTIVATION) * v).to(y.dtype.element_ty)
     tl.store(y + row * lanes * LANE + cols, result, mask)
 
 

@@ -168,6 +168,10 @@ def _groups(op: str, dtype: str) -> Iterator[Spec]:
             yield Spec.of(op, dims, operands, {"group_size": size}, seed=i)
 
 
+def _small(op: str, dtype: str) -> Iterator[Spec]:
+    yield from proof_of(op).small_named(dtype)
+
+
 def attention(dtype: str = "bfloat16", **dims: int) -> Spec:
     """Give one causal example."""
     operands = {name: Operand(dtype) for name in ("q", "k", "v")}
@@ -197,7 +201,13 @@ _MAKERS: dict[str, Callable[[str, str], Iterator[Spec]]] = {
     "append_paged_kv_": _appends,
     "scaled_mm_fp8": _products,
     "scaled_mm_int8": _products,
+    "fused_add_rms_norm_quant_fp8": _small,
     "quantize_fp8_per_group": _groups,
+    "quantize_fp8_per_tensor": _small,
+    "quantize_fp8_per_token": _small,
+    "quantize_int8_per_token": _small,
+    "rms_norm_quant_fp8": _small,
+    "silu_and_mul_quant_fp8": _small,
 }
 
 

@@ -17,6 +17,11 @@ ONE = {
     "top_p_renorm_probs": "float32",
     "varlen_attention": "float64",
     "varlen_attention_with_lse": "bfloat16",
+    "fused_add_rms_norm_quant_fp8": "bfloat16", "quantize_fp8_per_group": "float16",
+    "quantize_fp8_per_tensor": "float32", "quantize_fp8_per_token": "bfloat16",
+    "quantize_int8_per_token": "float16", "rms_norm_quant_fp8": "float32",
+    "silu_and_mul_quant_fp8": "float16",
+    "varlen_attention": "float64", "varlen_attention_with_lse": "bfloat16",
 }  # fmt: skip
 COMPILED = (
     ("fused_add_rms_norm_", "float64"), ("gelu_and_mul", "float32"), ("merge_state", "float16"),
