@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from . import scenario_attention, scenario_elementwise, scenario_norms, scenario_paged
+from . import (
+    scenario_attention,
+    scenario_elementwise,
+    scenario_norms,
+    scenario_paged,
+    scenario_sampling,
+)
 from .scenario import SCENARIOS, Scenario
 
 __all__ = [
@@ -12,4 +18,5 @@ __all__ = [
     "scenario_elementwise",
     "scenario_norms",
     "scenario_paged",
+    "scenario_sampling",
 ]
