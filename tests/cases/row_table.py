@@ -108,6 +108,16 @@ ROWS = {
     "Q10": Row("CT", "int8 codes saturate at -127 and 127"),
     "Q11": Row("CT", "halves go to the even whole number"),
     "Q15": Row("SG", "rows of nothing give no codes"),
+    "S1": Row("SG", "a row of one positive number gives its index"),
+    "S2": Row("CG", "what disables a filter keeps the tail"),
+    "S3": Row("SG", "what top-p keeps reaches p"),
+    "S5": Row("CG", "exactly k of equal numbers are kept"),
+    "S6": Row("CT", "ties don't depend on the number of rows"),
+    "S7": Row("TG", "rows of a padded buffer are read by their stride"),
+    "S9": Row("C", "a row that isn't of numbers gives an index of the vocabulary"),
+    "S10": Row("C", "what is drawn is what the filter keeps, among equal numbers too"),
+    "S11": Row("C", "the number that crosses p is kept"),
+    "S13": Row("C", "a row of padding gives an index of the vocabulary"),
 }
 """By id in the catalogue of numeric faults."""
 

@@ -8,6 +8,7 @@ from . import (
     scenario_norms,
     scenario_paged,
     scenario_quantization,
+    scenario_sampling,
 )
 from .scenario import SCENARIOS, Scenario
 
@@ -19,4 +20,5 @@ __all__ = [
     "scenario_norms",
     "scenario_paged",
     "scenario_quantization",
+    "scenario_sampling",
 ]

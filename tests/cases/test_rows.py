@@ -22,6 +22,7 @@ from . import (
     faults_paged,
     faults_quantization,
     faults_rows,
+    faults_sampling,
     rows_interpreted,
 )
 from .fault import Fault
@@ -33,6 +34,7 @@ FAULTS = [
     *faults_attention.FAULTS,
     *faults_paged.FAULTS,
     *faults_quantization.FAULTS,
+    *faults_sampling.FAULTS,
 ]
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.usefixtures("one_thread")
