@@ -7,14 +7,17 @@ from typing import Literal
 
 __all__ = [
     "PROMISES",
+    "AlignContract",
     "AttentionContract",
     "CacheContract",
     "Contract",
+    "ExpertsContract",
     "GateContract",
     "MergeContract",
     "NormContract",
     "RaggedAttentionContract",
     "RopeContract",
+    "RoutingContract",
 ]
 
 
@@ -137,3 +140,74 @@ class MergeContract(Contract):
 
     empty_row: Literal["zero_and_minus_inf"] = "zero_and_minus_inf"
     lse_base: Literal["e"] = "e"
+
+
+@dataclass(frozen=True)
+class RoutingContract(Contract):
+    """Promises of choosing experts by the softmax of their logits.
+
+    Attributes:
+        chosen_by: Experts are compared by their logits, not by probabilities that may be equal.
+        ties: Of equal logits, which comes first; 0 and -0 are equal.
+        nan_logits: How a NaN logit is compared: ids are distinct whatever the logits.
+        nan_weights: Weights of a row whose softmax is NaN: with a NaN, +inf, or -inf alone.
+    """
+
+    chosen_by: Literal["logit"] = "logit"
+    ties: Literal["lowest_index"] = "lowest_index"
+    nan_logits: Literal["as_minus_inf"] = "as_minus_inf"
+    nan_weights: Literal["nan"] = "nan"
+
+
+@dataclass(frozen=True)
+class RoutingContract(Contract):
+    """Promises of choosing experts.
+
+    Attributes:
+        ranked_by: Experts are compared by their logits: probabilities that round to one number,
+            as all do that underflow, are told apart.
+        ties: Of equal logits the one of the lowest expert ranks first.
+        nan_logit: Ranks as -inf, so that the ids of a row are distinct and experts always.
+        no_softmax: Weights of a row whose softmax doesn't exist: with NaN, +inf, or -inf alone.
+    """
+
+    ranked_by: Literal["logit"] = "logit"
+    ties: Literal["lowest_expert"] = "lowest_expert"
+    nan_logit: Literal["ranks_last"] = "ranks_last"
+    no_softmax: Literal["nan"] = "nan"
+
+
+@dataclass(frozen=True)
+class AlignContract(Contract):
+    """Promises of sorting assignments of tokens by expert, in blocks.
+
+    Attributes:
+        order: Of the assignments of one expert.
+        padding: What fills a block, and all behind the last one.
+        unused_block: The expert of a block behind the last one.
+        invalid_id: What happens to an id that is no expert's, as -1.
+    """
+
+    order: Literal["ascending"] = "ascending"
+    padding: Literal["number_of_assignments"] = "number_of_assignments"
+    unused_block: Literal["minus_one"] = "minus_one"
+    invalid_id: Literal["left_out"] = "left_out"
+
+
+@dataclass(frozen=True)
+class ExpertsContract(Contract):
+    """Promises of running a layer of experts.
+
+    Attributes:
+        hidden: Dtype in which what lies between the two products is kept.
+        partial: Dtype in which the result of one expert, times its weight, is kept.
+        invalid_id: What happens to an id that is no expert's, as -1.
+        unselected: Whether weights of experts that no token chose are read.
+        zero_weight: Whether an expert with a weight of 0 is run: its NaN reaches the sum.
+    """
+
+    hidden: Literal["input"] = "input"
+    partial: Literal["float32", "input"] = "float32"
+    invalid_id: Literal["contributes_nothing"] = "contributes_nothing"
+    unselected: Literal["never_read"] = "never_read"
+    zero_weight: Literal["runs"] = "runs"

@@ -30,7 +30,7 @@ requires = frozenset({Requirement.cuda(min_arch=(8, 0)), Requirement.rocm(), _In
 batch_invariant = frozenset(
     {
         "apply_rope", "apply_rope_", "gelu_and_mul", "gelu_tanh_and_mul", "merge_state",
-        "silu_and_mul",
+        "silu_and_mul", "topk_softmax",
     }
 )  # fmt: skip
 """Elementwise kernels, chosen by the length of a row; norms and attention count rows, too."""

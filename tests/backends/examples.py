@@ -153,6 +153,14 @@ def _appends(op: str, dtype: str) -> Iterator[Spec]:
     yield from proof_of(op).named(dtype).values()
 
 
+def _routings(op: str, dtype: str) -> Iterator[Spec]:
+    for seed, (experts, k) in enumerate(((1, 1), (8, 2), (64, 6), (128, 8), (160, 6), (512, 10))):
+        for i, layout in enumerate(("contig", "row_stride", "misalign", "transposed")):
+            dims = {"tokens": 1 + 6 * i, "experts": experts}
+            params = {"k": k, "renormalize": bool((i + seed) % 2)}
+            yield Spec.of(op, dims, {"logits": Operand(dtype, layout)}, params, seed)
+
+
 def attention(dtype: str = "bfloat16", **dims: int) -> Spec:
     """Give one causal example."""
     operands = {name: Operand(dtype) for name in ("q", "k", "v")}
@@ -179,6 +187,7 @@ _MAKERS: dict[str, Callable[[str, str], Iterator[Spec]]] = {
     "paged_prefill": _sequences,
     "paged_decode": _sequences,
     "append_paged_kv_": _appends,
+    "topk_softmax": _routings,
 }
 
 

@@ -48,6 +48,7 @@ REFUSED: dict[str, dict[str, tuple[tuple[str, ...], dict[str, Any]]]] = {
         "fused_add_rms_norm_": (HALVES, {"residual": "norm_of_exact"}),
         "gelu_tanh_and_mul": (ALL, {}),
         "merge_state": (ALL, {}),
+        "topk_softmax": (ALL, {}),
     },
 }
 """Dtypes of kernels that no call is given to, and what their contracts differ in."""

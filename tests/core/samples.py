@@ -127,6 +127,10 @@ def _append(rows: int, dtype: torch.dtype) -> Arguments:
     }
 
 
+def _routing(rows: int, dtype: torch.dtype) -> Arguments:
+    return {"logits": torch.randn(rows, HIDDEN, dtype=dtype), "k": 3, "renormalize": True}
+
+
 MAKERS: dict[str, Callable[[int, torch.dtype], Arguments]] = {
     "append_paged_kv_": _append,
     "apply_rope": _rope,
@@ -144,6 +148,7 @@ MAKERS: dict[str, Callable[[int, torch.dtype], Arguments]] = {
     "paged_prefill": _prefill,
     "rms_norm": _norm,
     "silu_and_mul": _gate,
+    "topk_softmax": _routing,
     "varlen_attention": _varlen,
     "varlen_attention_with_lse": _varlen,
 }

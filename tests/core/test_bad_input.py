@@ -238,6 +238,13 @@ MERGE = [
     case("s_b", "dtype", to("s_b", torch.float16), r"torch\.float16", r"torch\.float32"),
     case("s_b", "device", to("s_b", "meta"), "on device", "as 'v_a'"),
 ]
+ROUTING = [
+    *floats("logits"),
+    case("logits", "rank", rank("logits", 16), r"of shape \[16\]", r"\[T, E\], E at least 1"),
+    case("logits", "no experts", rank("logits", 3, 0), r"of shape \[3, 0\]", "E at least 1"),
+    case("k", "zero", put("k", 0), "0", "1 to 16, the experts of 'logits'"),
+    case("k", "more than experts", put("k", 17), "17", "1 to 16, the experts of 'logits'"),
+]
 SHARED = [
     case("x", "is residual", lambda args: {"residual": args["x"]}, "at offset 0", "clone one of"),
     case(
@@ -313,6 +320,7 @@ BAD: dict[str, list[Any]] = {
     "paged_prefill": PREFILL,
     "rms_norm": NORM,
     "silu_and_mul": GATE,
+    "topk_softmax": ROUTING,
     "varlen_attention": VARLEN,
     "varlen_attention_with_lse": VARLEN,
 }

@@ -15,7 +15,7 @@ OPS = (
     "append_paged_kv_", "apply_rope", "apply_rope_", "attention", "attention_with_lse",
     "fused_add_rms_norm", "fused_add_rms_norm_", "gelu_and_mul", "gelu_tanh_and_mul",
     "gemma_rms_norm", "layer_norm", "merge_state", "paged_decode", "paged_prefill", "rms_norm",
-    "silu_and_mul", "varlen_attention", "varlen_attention_with_lse",
+    "silu_and_mul", "topk_softmax", "varlen_attention", "varlen_attention_with_lse",
 )  # fmt: skip
 
 

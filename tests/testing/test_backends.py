@@ -13,6 +13,7 @@ from torch_ops.testing.verify import verify
 DTYPES = ("float32", "bfloat16")
 ONE = {
     "append_paged_kv_": "bfloat16", "paged_decode": "float16", "paged_prefill": "float32",
+    "topk_softmax": "float16",
     "varlen_attention": "float64", "varlen_attention_with_lse": "bfloat16",
 }  # fmt: skip
 COMPILED = (

@@ -70,7 +70,9 @@ def bits_equal(a: Tensor, b: Tensor) -> Tensor:
 
 
 def ulps(actual: float, oracle: float, dtype: torch.dtype) -> float:
-    """The distance in units in the last place of the oracle's binade."""
+    """The distance in units in the last place of the oracle's binade; of integers, in ones."""
+    if not dtype.is_floating_point:
+        return abs(actual - oracle)
     if not (math.isfinite(actual) and math.isfinite(oracle)):
         return math.nan
     info = torch.finfo(dtype)
