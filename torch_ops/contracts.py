@@ -144,23 +144,6 @@ class MergeContract(Contract):
 
 @dataclass(frozen=True)
 class RoutingContract(Contract):
-    """Promises of choosing experts by the softmax of their logits.
-
-    Attributes:
-        chosen_by: Experts are compared by their logits, not by probabilities that may be equal.
-        ties: Of equal logits, which comes first; 0 and -0 are equal.
-        nan_logits: How a NaN logit is compared: ids are distinct whatever the logits.
-        nan_weights: Weights of a row whose softmax is NaN: with a NaN, +inf, or -inf alone.
-    """
-
-    chosen_by: Literal["logit"] = "logit"
-    ties: Literal["lowest_index"] = "lowest_index"
-    nan_logits: Literal["as_minus_inf"] = "as_minus_inf"
-    nan_weights: Literal["nan"] = "nan"
-
-
-@dataclass(frozen=True)
-class RoutingContract(Contract):
     """Promises of choosing experts.
 
     Attributes:

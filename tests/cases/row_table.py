@@ -97,6 +97,9 @@ ROWS = {
     "K2": Row("SG", "rows of padding are skipped by a negative slot, and fewer slots are refused"),
     "K3": Row("S", "a slot behind the cache is refused in debug()"),
     "K5": Row("S", "a last page of more tokens than a page holds is refused in debug()"),
+    "E1": Row("ST", "a row of NaN chooses distinct experts that exist"),
+    "E2": Row("S", "128 experts and 8 of them are weighed like any others"),
+    "E3": Row("SG", "an expert past 256 is chosen"),
     "K6": Row("S", "a page more than the tokens need is refused in debug(), with its length of 0"),
 }
 """By id in the catalogue of numeric faults."""

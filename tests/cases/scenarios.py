@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from . import scenario_attention, scenario_elementwise, scenario_norms, scenario_paged
+from . import (
+    scenario_attention,
+    scenario_elementwise,
+    scenario_experts,
+    scenario_norms,
+    scenario_paged,
+)
 from .scenario import SCENARIOS, Scenario
 
 __all__ = [
@@ -10,6 +16,7 @@ __all__ = [
     "Scenario",
     "scenario_attention",
     "scenario_elementwise",
+    "scenario_experts",
     "scenario_norms",
     "scenario_paged",
 ]

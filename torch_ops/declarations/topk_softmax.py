@@ -50,11 +50,11 @@ def topk_softmax(logits: Tensor, k: int, renormalize: bool = False) -> tuple[Ten
 @topk_softmax.check
 def _check(logits: Tensor, k: int, renormalize: bool = False) -> None:
     checks.float_dtype(_OP, "logits", logits)
-    if logits.dim() != 2:
-        checks.rank(_OP, "logits", logits, 2, "[T, E]")
+    if logits.dim() != 2 or logits.shape[1] < 1:
+        received = f"of shape {list(logits.shape)}"
+        checks.refuse(_OP, "logits", received, "rank 2, [T, E], E at least 1")
     if not 1 <= k <= logits.shape[1]:
-        experts = logits.shape[1]
-        checks.refuse(_OP, "k", k, f"1 to E; 'logits' has E = {experts}")
+        checks.refuse(_OP, "k", k, f"1 to {logits.shape[1]}, the experts of 'logits'")
 
 
 @topk_softmax.fake
