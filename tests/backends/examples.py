@@ -161,6 +161,10 @@ def _routings(op: str, dtype: str) -> Iterator[Spec]:
             yield Spec.of(op, dims, {"logits": Operand(dtype, layout)}, params, seed)
 
 
+def _experts(op: str, dtype: str) -> Iterator[Spec]:
+    yield from proof_of(op).small_named(dtype)
+
+
 def attention(dtype: str = "bfloat16", **dims: int) -> Spec:
     """Give one causal example."""
     operands = {name: Operand(dtype) for name in ("q", "k", "v")}
@@ -187,6 +191,7 @@ _MAKERS: dict[str, Callable[[str, str], Iterator[Spec]]] = {
     "paged_prefill": _sequences,
     "paged_decode": _sequences,
     "append_paged_kv_": _appends,
+    "fused_experts": _experts,
     "topk_softmax": _routings,
 }
 

@@ -131,6 +131,19 @@ def _routing(rows: int, dtype: torch.dtype) -> Arguments:
     return {"logits": torch.randn(rows, HIDDEN, dtype=dtype), "k": 3, "renormalize": True}
 
 
+def _experts(rows: int, dtype: torch.dtype) -> Arguments:
+    """Four experts, two a token; the first token has one alone."""
+    ids = torch.arange(2 * rows, dtype=torch.int32).view(rows, 2) % 4
+    ids[0, 1] = -1
+    return {
+        "x": torch.randn(rows, HIDDEN, dtype=dtype),
+        "w_gate_up": torch.randn(4, 12, HIDDEN, dtype=dtype) / 4,
+        "w_down": torch.randn(4, HIDDEN, 6, dtype=dtype) / 4,
+        "weights": torch.rand(rows, 2),
+        "ids": ids,
+    }
+
+
 MAKERS: dict[str, Callable[[int, torch.dtype], Arguments]] = {
     "append_paged_kv_": _append,
     "apply_rope": _rope,
@@ -139,6 +152,7 @@ MAKERS: dict[str, Callable[[int, torch.dtype], Arguments]] = {
     "attention_with_lse": _attention,
     "fused_add_rms_norm": _fused,
     "fused_add_rms_norm_": _fused,
+    "fused_experts": _experts,
     "gelu_and_mul": _gate,
     "gelu_tanh_and_mul": _gate,
     "gemma_rms_norm": _norm,

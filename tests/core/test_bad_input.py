@@ -245,6 +245,19 @@ ROUTING = [
     case("k", "zero", put("k", 0), "0", "1 to 16, the experts of 'logits'"),
     case("k", "more than experts", put("k", 17), "17", "1 to 16, the experts of 'logits'"),
 ]
+EXPERTS = [
+    *floats("x"),
+    case("x", "rank", rank("x", 3, 1, 16), r"of shape \[3, 1, 16\]", r"rank 2, \[T, H\]"),
+    case("w_down", "hidden", cut("w_down", 1), r"of shape \[4, 15, 6\]", r"\[E, 16, F\]"),
+    case("w_down", "dtype", to("w_down", torch.float16), r"torch\.float16", "as 'x'"),
+    case("w_gate_up", "experts", cut("w_gate_up", 0), r"of shape \[3, 12, 16\]", r"\[4, 12, 16\]"),
+    case("w_gate_up", "device", to("w_gate_up", "meta"), "on device", "as 'x'"),
+    case("ids", "tokens", cut("ids", 0), r"of shape \[2, 2\]", r"\[3, k\], T of 'x'"),
+    case("ids", "dtype", to("ids", torch.int64), r"torch\.int64", r"torch\.int32"),
+    case("ids", "device", to("ids", "meta"), "on device", "as 'x'"),
+    case("weights", "shape", cut("weights"), r"of shape \[3, 1\]", r"\[3, 2\], \[T, k\] of 'ids'"),
+    case("weights", "dtype", to("weights", torch.float16), r"torch\.float16", r"torch\.float32"),
+]
 SHARED = [
     case("x", "is residual", lambda args: {"residual": args["x"]}, "at offset 0", "clone one of"),
     case(
@@ -311,6 +324,7 @@ BAD: dict[str, list[Any]] = {
     "attention_with_lse": ATTENTION,
     "fused_add_rms_norm": FUSED,
     "fused_add_rms_norm_": [*FUSED, *SHARED],
+    "fused_experts": EXPERTS,
     "gelu_and_mul": GATE,
     "gelu_tanh_and_mul": GATE,
     "gemma_rms_norm": NORM,
