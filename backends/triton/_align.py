@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 from typing import NamedTuple
 
-import torch
 import triton.language as tl
 from torch import Tensor
 

@@ -100,6 +100,12 @@ ROWS = {
     "E1": Row("ST", "a row of NaN chooses distinct experts that exist"),
     "E2": Row("S", "128 experts and 8 of them are weighed like any others"),
     "E3": Row("SG", "an expert past 256 is chosen"),
+    "E7": Row("ST", "an id of no expert adds nothing, and nothing is read for it"),
+    "E9": Row("TG", "experts find tokens beyond 2^31 elements"),
+    "E10": Row("G", "more than 32768 tokens are run, each of them"),
+    "E11": Row("SG", "a token without experts is zero, whatever memory held"),
+    "E13": Row("S", "several experts of several tokens are those of each token"),
+    "E14": Row("SG", "no tokens give no results"),
     "K6": Row("S", "a page more than the tokens need is refused in debug(), with its length of 0"),
 }
 """By id in the catalogue of numeric faults."""

@@ -6,6 +6,7 @@ from . import (
     scenario_attention,
     scenario_elementwise,
     scenario_experts,
+    scenario_fused_experts,
     scenario_norms,
     scenario_paged,
 )
@@ -17,6 +18,7 @@ __all__ = [
     "scenario_attention",
     "scenario_elementwise",
     "scenario_experts",
+    "scenario_fused_experts",
     "scenario_norms",
     "scenario_paged",
 ]

@@ -17,7 +17,14 @@ import torch
 
 from torch_ops.testing.compare import ViolationError
 
-from . import faults_attention, faults_experts, faults_paged, faults_rows, rows_interpreted
+from . import (
+    faults_attention,
+    faults_experts,
+    faults_fused_experts,
+    faults_paged,
+    faults_rows,
+    rows_interpreted,
+)
 from .fault import Fault
 from .kernels import RefusedError, backends_of, of_backend, of_function
 from .scenarios import SCENARIOS, Scenario
@@ -27,6 +34,7 @@ FAULTS = [
     *faults_attention.FAULTS,
     *faults_paged.FAULTS,
     *faults_experts.FAULTS,
+    *faults_fused_experts.FAULTS,
 ]
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -134,7 +134,7 @@ def _routing(rows: int, dtype: torch.dtype) -> Arguments:
 def _experts(rows: int, dtype: torch.dtype) -> Arguments:
     """Four experts, two a token; the first token has one alone."""
     ids = torch.arange(2 * rows, dtype=torch.int32).view(rows, 2) % 4
-    ids[0, 1] = -1
+    ids[:1, 1] = -1
     return {
         "x": torch.randn(rows, HIDDEN, dtype=dtype),
         "w_gate_up": torch.randn(4, 12, HIDDEN, dtype=dtype) / 4,
