@@ -59,7 +59,7 @@ def shapes(spec: Spec) -> Shapes:
 def fill(spec: Spec, name: str, values: Tensor) -> Tensor:
     """Distinct experts a token, but for the last; matrices keep what they multiply in size."""
     if name.startswith("w_"):
-        return values / 2 ** math.ceil(math.log2(max(values.shape[-1], 1)) / 2)
+        return values * 2.0 ** -math.ceil(math.log2(max(values.shape[-1], 1)) / 2)
     if name != "ids":
         return values
     d, generator = spec.dim, torch.Generator()
