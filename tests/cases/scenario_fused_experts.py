@@ -41,7 +41,7 @@ def experts_of_nobody_and_tokens_of_none(kernels: Kernels, op: str, dtype: torch
     judge(op, _call(kernels, x, layer, ids), (out,))
 
 
-@scenario("E9", ops=FUSED, dtypes=[HALF], gigabytes=40)
+@scenario("E9", ops=FUSED, dtypes=[HALF], gigabytes=60)
 def the_last_token_of_many(kernels: Kernels, op: str, dtype: torch.dtype) -> None:
     hidden = 4096 if kernels.far >= 2**31 else 64
     tokens = kernels.far // hidden + 3
