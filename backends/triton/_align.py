@@ -18,8 +18,9 @@ from torch_ops.declarations._experts import capacity
 from ._launch import INTERPRETED, Variant, device_function, kernel
 from ._rows import power_of_two
 
-__all__ = ["align"]
+__all__ = ["MOST_EXPERTS", "align"]
 
+MOST_EXPERTS = 8191
 _CHUNK = 2048  # assignments that a program looks at at once
 _FEW = 4096  # assignments that every program counts for all experts
 
@@ -95,8 +96,8 @@ def _place(
 
 
 class _Plan(NamedTuple):
-    count: Variant
-    place: Variant
+    counting: Variant
+    placing: Variant
     counted: bool
 
 
@@ -114,8 +115,8 @@ def align(ids: Tensor, num_experts: int, block_size: int) -> tuple[Tensor, Tenso
     numbers = (number, *ids.stride())
     if plan.counted:
         counts = ids.new_empty(num_experts)
-        plan.count(num_experts, (ids, counts), numbers)
-    plan.place(
+        plan.counting(num_experts, (ids, counts), numbers)
+    plan.placing(
         num_experts, (ids, counts, sorted_ids, expert_ids, total),
         (*numbers, room, num_experts),
     )  # fmt: skip

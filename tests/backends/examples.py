@@ -12,12 +12,11 @@ import torch
 from torch_ops import kernels
 from torch_ops.declarations import catalogue
 from torch_ops.registry import registry
-from torch_ops.testing.draw import FLOATS
 from torch_ops.testing.examine import Examiner, Tally
 from torch_ops.testing.proof import proof_of
 from torch_ops.testing.proofs._paged import DECODE, PREFILL
 from torch_ops.testing.proofs._ragged import PACKED, sized, spec_of
-from torch_ops.testing.search import covering_rows
+from torch_ops.testing.search import covering_rows, dtypes_of
 from torch_ops.testing.spec import Operand, Spec
 from torch_ops.testing.subject import Subject, subject_of
 
@@ -192,6 +191,7 @@ _MAKERS: dict[str, Callable[[str, str], Iterator[Spec]]] = {
     "paged_decode": _sequences,
     "append_paged_kv_": _appends,
     "fused_experts": _experts,
+    "moe_align_block_size": _experts,
     "topk_softmax": _routings,
 }
 
@@ -203,7 +203,7 @@ def dtype_of(spec: Spec) -> str:
 
 def covering(op: str, dtype: str) -> list[Spec]:
     """Give the kit's examples of every pair of choices."""
-    return [spec for spec in covering_rows(op, FLOATS) if dtype_of(spec) == dtype]
+    return [spec for spec in covering_rows(op, dtypes_of(op)) if dtype_of(spec) == dtype]
 
 
 def special(op: str, dtype: str) -> list[Spec]:

@@ -59,15 +59,14 @@ def run(check: str) -> None:
 
 def specs(op: str, dtype: str, part: str) -> list[Any]:
     """Give the examples of a check: of the covering array, the first of each layout."""
-    from torch_ops.testing.draw import FLOATS
     from torch_ops.testing.proof import proof_of
-    from torch_ops.testing.search import covering_rows
+    from torch_ops.testing.search import covering_rows, dtypes_of
 
     proof = proof_of(op)
     if part in ("zero", "classes"):
         return list(getattr(proof, part)(dtype))
     first: dict[str, Any] = {}
-    for spec in covering_rows(op, FLOATS):
+    for spec in covering_rows(op, dtypes_of(op)):
         look = spec.operands[0][1]
         if look.dtype == dtype:
             first.setdefault(look.layout, spec)

@@ -144,6 +144,12 @@ def _experts(rows: int, dtype: torch.dtype) -> Arguments:
     }
 
 
+def _align(rows: int, _: torch.dtype) -> Arguments:
+    """Four experts and an id of none, two a token."""
+    ids = torch.arange(2 * rows, dtype=torch.int32).view(rows, 2) % 5 - 1
+    return {"ids": ids, "num_experts": 4, "block_size": 3}
+
+
 MAKERS: dict[str, Callable[[int, torch.dtype], Arguments]] = {
     "append_paged_kv_": _append,
     "apply_rope": _rope,
@@ -158,6 +164,7 @@ MAKERS: dict[str, Callable[[int, torch.dtype], Arguments]] = {
     "gemma_rms_norm": _norm,
     "layer_norm": _layer_norm,
     "merge_state": _merge,
+    "moe_align_block_size": _align,
     "paged_decode": _decode,
     "paged_prefill": _prefill,
     "rms_norm": _norm,

@@ -258,6 +258,14 @@ EXPERTS = [
     case("weights", "shape", cut("weights"), r"of shape \[3, 1\]", r"\[3, 2\], \[T, k\] of 'ids'"),
     case("weights", "dtype", to("weights", torch.float16), r"torch\.float16", r"torch\.float32"),
 ]
+ALIGN = [
+    case("ids", "dtype", to("ids", torch.int64), r"torch\.int64", r"torch\.int32"),
+    case("ids", "float", to("ids", torch.float32), r"torch\.float32", r"torch\.int32"),
+    case("ids", "rank", rank("ids", 6), r"of shape \[6\]", r"rank 2, \[T, k\]"),
+    case("num_experts", "zero", put("num_experts", 0), "0", "1 to 2147483647"),
+    case("block_size", "negative", put("block_size", -1), "-1", "1 to 2147483647"),
+    case("block_size", "too many entries", put("block_size", 2**30), "1073741824, for which"),
+]
 SHARED = [
     case("x", "is residual", lambda args: {"residual": args["x"]}, "at offset 0", "clone one of"),
     case(
@@ -330,6 +338,7 @@ BAD: dict[str, list[Any]] = {
     "gemma_rms_norm": NORM,
     "layer_norm": [*NORM, *vector("bias")],
     "merge_state": MERGE,
+    "moe_align_block_size": ALIGN,
     "paged_decode": PAGED,
     "paged_prefill": PREFILL,
     "rms_norm": NORM,

@@ -14,8 +14,8 @@ ORDERS = {
 OPS = (
     "append_paged_kv_", "apply_rope", "apply_rope_", "attention", "attention_with_lse",
     "fused_add_rms_norm", "fused_add_rms_norm_", "fused_experts", "gelu_and_mul",
-    "gelu_tanh_and_mul", "gemma_rms_norm", "layer_norm", "merge_state", "paged_decode",
-    "paged_prefill", "rms_norm", "silu_and_mul", "topk_softmax", "varlen_attention",
+    "gelu_tanh_and_mul", "gemma_rms_norm", "layer_norm", "merge_state", "moe_align_block_size",
+    "paged_decode", "paged_prefill", "rms_norm", "silu_and_mul", "topk_softmax", "varlen_attention",
     "varlen_attention_with_lse",
 )  # fmt: skip
 

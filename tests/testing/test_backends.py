@@ -12,7 +12,7 @@ from torch_ops.testing.verify import verify
 # and few classes.
 DTYPES = ("float32", "bfloat16")
 ONE = {
-    "fused_experts": "bfloat16",
+    "fused_experts": "bfloat16", "moe_align_block_size": "int32",
     "append_paged_kv_": "bfloat16", "paged_decode": "float16", "paged_prefill": "float32",
     "topk_softmax": "float16",
     "varlen_attention": "float64", "varlen_attention_with_lse": "bfloat16",

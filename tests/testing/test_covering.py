@@ -8,7 +8,6 @@ import pytest
 
 from torch_ops.testing import proof_of
 from torch_ops.testing.covering import pairwise
-from torch_ops.testing.draw import FLOATS
 from torch_ops.testing.layouts import LAYOUTS
 from torch_ops.testing.proof import proof_names
 from torch_ops.testing.search import covering_rows
@@ -26,8 +25,8 @@ def test_every_pair_of_choices_is_in_some_row() -> None:
 
 @pytest.mark.parametrize("op", proof_names())
 def test_rows_of_an_op_are_few_and_cover_dtypes_and_layouts(op: str) -> None:
-    rows = covering_rows(op, FLOATS)
+    rows = covering_rows(op, dtypes_of(op))
     assert 60 <= len(rows) <= 90
     seen = {(s.operands[0][1].dtype, s.operands[0][1].layout) for s in rows}
     possible = {layout for layout in LAYOUTS if layout != "expand0" or not proof_of(op).mutates}
-    assert seen >= set(itertools.product(FLOATS, possible))
+    assert seen >= set(itertools.product(dtypes_of(op), possible))

@@ -251,7 +251,9 @@ def generic_mutants(kernel: Kernel) -> tuple[Mutant, ...]:
 
 
 def last_bits(value: Tensor) -> Tensor:
-    """Moves every element by two units in the last place."""
+    """Moves every element by two units in the last place, integers by two."""
+    if not value.dtype.is_floating_point:
+        return value + 2
     return value * (1 + 2 * torch.finfo(value.dtype).eps)
 
 
@@ -262,7 +264,13 @@ def _one_row(value: Tensor) -> Tensor:
 def _drifts(kernel: Kernel) -> Kernel:
     """Adds a running state to the result, as a kernel does that never clears its scratch."""
     calls = itertools.count()
-    return on_result(kernel, lambda t: t + t.abs() * torch.finfo(t.dtype).eps * (2 * next(calls)))
+
+    def change(value: Tensor) -> Tensor:
+        if not value.dtype.is_floating_point:
+            return value + next(calls)
+        return value + value.abs() * torch.finfo(value.dtype).eps * (2 * next(calls))
+
+    return on_result(kernel, change)
 
 
 def _random_rounding(kernel: Kernel) -> Kernel:

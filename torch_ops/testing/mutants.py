@@ -11,11 +11,10 @@ from typing import Any
 import torch
 
 from torch_ops.testing.compare import ViolationError
-from torch_ops.testing.draw import FLOATS
 from torch_ops.testing.examine import Examiner, Tally
 from torch_ops.testing.laws import GENERIC
 from torch_ops.testing.proof import Mutant, Proof
-from torch_ops.testing.search import covering_rows, drawn
+from torch_ops.testing.search import covering_rows, drawn, dtypes_of
 from torch_ops.testing.spec import Spec
 from torch_ops.testing.subject import mutating, subject_of
 from torch_ops.testing.values import REGIMES
@@ -37,12 +36,13 @@ class Fall:
 
 def stream(proof: Proof, layer: str, profile: str) -> Iterator[Spec]:
     """The examples that a profile runs for a layer, over all dtypes, in order."""
+    dtypes = dtypes_of(proof.op)
     if layer == "zero":
-        for dtype in FLOATS:
+        for dtype in dtypes:
             yield from proof.zero(dtype)
         return
-    yield from covering_rows(proof.op, FLOATS)
-    for dtype in FLOATS:
+    yield from covering_rows(proof.op, dtypes)
+    for dtype in dtypes:
         yield from drawn(proof.op, dtype, profile)
 
 

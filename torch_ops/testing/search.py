@@ -5,11 +5,21 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
+import torch
+
+from torch_ops.declarations import catalogue
 from torch_ops.testing._hypothesis import Phase, given, settings
 from torch_ops.testing.covering import pairwise
+from torch_ops.testing.draw import DTYPES
 from torch_ops.testing.profiles import Profile, profile_of
 from torch_ops.testing.proof import proof_of
 from torch_ops.testing.spec import Spec
+
+
+def dtypes_of(op: str) -> tuple[str, ...]:
+    """Names of the dtypes that an op declares, in the order in which they are proven."""
+    declared = catalogue()[op].dtypes
+    return tuple(dtype for dtype in DTYPES if getattr(torch, dtype) in declared)
 
 
 @functools.cache

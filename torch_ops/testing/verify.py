@@ -19,7 +19,6 @@ from torch_ops.declarations import catalogue
 from torch_ops.testing._hypothesis import FlakyFailure, Phase, Unsatisfiable, reject, target
 from torch_ops.testing.classes import ClassLimit
 from torch_ops.testing.compare import DeviceLostError, ViolationError
-from torch_ops.testing.draw import FLOATS
 from torch_ops.testing.examine import Examiner, Tally
 from torch_ops.testing.isolation import Isolated, OutOfPatienceError, assignment
 from torch_ops.testing.ledger import NEVER_LAUNCHED, TOLERATED, Known, entries_of
@@ -38,7 +37,7 @@ from torch_ops.testing.result import (
     Failure,
     Result,
 )
-from torch_ops.testing.search import covering_rows, generate
+from torch_ops.testing.search import covering_rows, dtypes_of, generate
 from torch_ops.testing.spec import Spec
 from torch_ops.testing.subject import Subject, subject_of
 
@@ -169,13 +168,13 @@ def _subject(op: str, backend: str | Backend | Callable[..., Any]) -> Subject:
 
 
 def _dtypes(op: str, wanted: Sequence[str] | None) -> list[str]:
-    declared = [d for d in FLOATS if getattr(torch, d) in catalogue()[op].dtypes]
+    declared = dtypes_of(op)
     if isinstance(wanted, str) or not all(isinstance(dtype, str) for dtype in wanted or ()):
-        msg = f"verify: dtypes: received {wanted!r}, accepted a sequence of names, as {declared}"
+        msg = f"verify: dtypes: received {wanted!r}, accepted a sequence of names, as {list(declared)}"
         raise TypeError(msg)
     unknown = set(wanted or ()) - set(declared)
     if unknown:
-        msg = f"verify: dtypes: received {sorted(unknown)}, accepted {declared} for op {op!r}"
+        msg = f"verify: dtypes: received {sorted(unknown)}, accepted {list(declared)} for op {op!r}"
         raise ValueError(msg)
     return [d for d in declared if wanted is None or d in wanted]
 
@@ -215,7 +214,8 @@ class _Run:
 
     def _phases(self) -> int:
         """Runs every phase and returns how many examples count."""
-        rows = [s for s in covering_rows(self.proof.op, FLOATS) if _dtype(s) == self.dtype]
+        found = covering_rows(self.proof.op, dtypes_of(self.proof.op))
+        rows = [s for s in found if _dtype(s) == self.dtype]
         zero, classes = self.proof.zero(self.dtype), self.proof.classes(self.dtype)
         self._fixed("covering", rows, with_laws=True)
         self._fixed("named", self.proof.small_named(self.dtype), with_laws=True)
