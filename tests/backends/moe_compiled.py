@@ -12,6 +12,8 @@ from .rows_compiled import BACKEND, SHARED, TARGETS, Launch, compiled, kernel, r
 
 KERNELS = {
     "_route": ("bfloat16", "float64"),
+    "_count": ("int32",),
+    "_place": ("int32",),
     "_gate_up": ("bfloat16",),
     "_down": ("bfloat16", "float32"),
 }
@@ -25,6 +27,9 @@ def launches(target: str, name: str, dtype: str) -> list[Launch]:
             kernel("topk_softmax")(torch.zeros(9, 128, dtype=kind), 8, True)
             if kind == torch.bfloat16:
                 kernel("topk_softmax")(torch.zeros(9, 120, dtype=kind)[:, ::2], 5)
+        if name in ("_count", "_place"):
+            for tokens in (8, 4096):
+                kernel("moe_align_block_size")(torch.zeros(tokens, 8).int(), 120, 64)
         if name in ("_gate_up", "_down"):
             _experts(target, kind)
     return found

@@ -7,9 +7,14 @@ from .rows_interpreted import LAYERS, specs
 
 OPS = (
     "topk_softmax",
+    "moe_align_block_size",
     "fused_experts",
 )
-DTYPES = {"topk_softmax": ("float16",), "fused_experts": ("float16",)}
+DTYPES = {
+    "topk_softmax": ("float16",),
+    "moe_align_block_size": ("int32",),
+    "fused_experts": ("float16",),
+}
 STEPS = {("fused_experts", "layouts"): 4}  # half a second each
 PARTS = ("layouts", "zero", "classes")
 

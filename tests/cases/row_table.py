@@ -100,6 +100,8 @@ ROWS = {
     "E1": Row("ST", "a row of NaN chooses distinct experts that exist"),
     "E2": Row("S", "128 experts and 8 of them are weighed like any others"),
     "E3": Row("SG", "an expert past 256 is chosen"),
+    "E5": Row("S", "all assignments of one expert are sorted, and padded by their number"),
+    "E6": Row("ST", "any number of experts is sorted into"),
     "E7": Row("ST", "an id of no expert adds nothing, and nothing is read for it"),
     "E9": Row("TG", "experts find tokens beyond 2^31 elements"),
     "E10": Row("G", "more than 32768 tokens are run, each of them"),

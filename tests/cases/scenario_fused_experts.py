@@ -1,4 +1,4 @@
-"""Rows of running experts: what each kernel has to get right."""
+"""Rows of sorting by expert and of running experts: what each kernel has to get right."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import math
 import torch
 from torch import Tensor
 
-from .kernels import BF16, HALF, Kernels, judge, require, same
+from .kernels import BF16, FP32, HALF, Kernels, judge, require, same
 from .scenario import scenario
 
 FUSED = ("fused_experts",)
+ALIGN = ("moe_align_block_size",)
 
 
 def _layer(kernels: Kernels, experts: int, hidden: int, width: int, dtype: torch.dtype) -> Tensor:
@@ -71,3 +72,21 @@ def no_tokens(kernels: Kernels, op: str, dtype: torch.dtype) -> None:
     x, layer = kernels.normal(0, 16, dtype=dtype), _layer(kernels, 2, 16, 8, dtype)
     ids = torch.empty(0, 2, dtype=torch.int32, device=kernels.device)
     same("E14", kernels(op, *_call(kernels, x, layer, ids)), x)
+
+
+@scenario("E5", ops=ALIGN, dtypes=[FP32])
+def all_of_one_expert(kernels: Kernels, op: str, dtype: torch.dtype) -> None:
+    order, owners, total = kernels(op, _ids(kernels, (0,), (0,), (0,), (0,)), 1, 16)
+    same("E5", order[:8], _ids(kernels, (0, 1, 2, 3, 4, 4, 4, 4))[0])
+    same("E5", (owners, total), (_ids(kernels, (0,))[0], _ids(kernels, (16,))[0]))
+
+
+@scenario("E6", "E7", ops=ALIGN, dtypes=[FP32])
+def five_experts_and_none(kernels: Kernels, op: str, dtype: torch.dtype) -> None:
+    """In blocks of four; half of the ids are -1."""
+    ids = torch.arange(60, dtype=torch.int32, device=kernels.device).view(30, 2) % 5
+    kernels.proven(op, ids, 5, 4)
+    ids[:, 1] = -1
+    _, owners, total = kernels.proven(op, ids, 5, 4)
+    require("E7: more than the 30 that are left, in whole blocks", total.item() == 5 * 8)
+    require("E7: a block of no expert", (owners[: 5 * 2] >= 0).all())

@@ -262,8 +262,8 @@ ALIGN = [
     case("ids", "dtype", to("ids", torch.int64), r"torch\.int64", r"torch\.int32"),
     case("ids", "float", to("ids", torch.float32), r"torch\.float32", r"torch\.int32"),
     case("ids", "rank", rank("ids", 6), r"of shape \[6\]", r"rank 2, \[T, k\]"),
-    case("num_experts", "zero", put("num_experts", 0), "0", "1 to 2147483647"),
-    case("block_size", "negative", put("block_size", -1), "-1", "1 to 2147483647"),
+    case("num_experts", "zero", put("num_experts", 0), "0", "1 to 1073741824"),
+    case("block_size", "negative", put("block_size", -1), "-1", "1 to 1073741824"),
     case("block_size", "too many entries", put("block_size", 2**30), "1073741824, for which"),
 ]
 SHARED = [

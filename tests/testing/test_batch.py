@@ -13,7 +13,7 @@ from torch_ops.declarations import catalogue
 from torch_ops.testing import proof_of
 from torch_ops.testing.compare import ViolationError
 from torch_ops.testing.examine import Examiner, Tally
-from torch_ops.testing.search import covering_rows
+from torch_ops.testing.search import covering_rows, dtypes_of
 from torch_ops.testing.subject import subject_of
 
 Supports = Callable[..., str | None]

@@ -10,7 +10,7 @@ from torch_ops.testing import proof_of
 from torch_ops.testing.covering import pairwise
 from torch_ops.testing.layouts import LAYOUTS
 from torch_ops.testing.proof import proof_names
-from torch_ops.testing.search import covering_rows
+from torch_ops.testing.search import covering_rows, dtypes_of
 
 
 def test_every_pair_of_choices_is_in_some_row() -> None:

@@ -168,13 +168,13 @@ def _subject(op: str, backend: str | Backend | Callable[..., Any]) -> Subject:
 
 
 def _dtypes(op: str, wanted: Sequence[str] | None) -> list[str]:
-    declared = dtypes_of(op)
+    declared = list(dtypes_of(op))
     if isinstance(wanted, str) or not all(isinstance(dtype, str) for dtype in wanted or ()):
-        msg = f"verify: dtypes: received {wanted!r}, accepted a sequence of names, as {list(declared)}"
+        msg = f"verify: dtypes: received {wanted!r}, accepted a sequence of names, as {declared}"
         raise TypeError(msg)
     unknown = set(wanted or ()) - set(declared)
     if unknown:
-        msg = f"verify: dtypes: received {sorted(unknown)}, accepted {list(declared)} for op {op!r}"
+        msg = f"verify: dtypes: received {sorted(unknown)}, accepted {declared} for op {op!r}"
         raise ValueError(msg)
     return [d for d in declared if wanted is None or d in wanted]
 
