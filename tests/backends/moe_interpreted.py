@@ -15,7 +15,7 @@ DTYPES = {
     "moe_align_block_size": ("int32",),
     "fused_experts": ("float16",),
 }
-STEPS = {("fused_experts", "layouts"): 4}  # half a second each
+STEPS = {("topk_softmax", "layouts"): 3, ("fused_experts", "layouts"): 5}
 PARTS = ("layouts", "zero", "classes")
 
 
