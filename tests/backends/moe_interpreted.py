@@ -15,7 +15,13 @@ DTYPES = {
     "moe_align_block_size": ("int32",),
     "fused_experts": ("float16",),
 }
-STEPS = {("topk_softmax", "layouts"): 3, ("fused_experts", "layouts"): 5}
+STEPS = {
+    ("topk_softmax", "layouts"): 3,
+    ("moe_align_block_size", "layouts"): 7,
+    ("moe_align_block_size", "classes"): 5,
+    ("fused_experts", "layouts"): 5,
+}
+"""Of the examples of a check every n-th is run: the interpreter takes 0.2 to 2 s for one."""
 PARTS = ("layouts", "zero", "classes")
 
 
