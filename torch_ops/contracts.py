@@ -7,15 +7,18 @@ from typing import Literal
 
 __all__ = [
     "PROMISES",
+    "AlignContract",
     "AttentionContract",
     "CacheContract",
     "Contract",
+    "ExpertsContract",
     "GateContract",
     "MergeContract",
     "NormContract",
     "QuantizationContract",
     "RaggedAttentionContract",
     "RopeContract",
+    "RoutingContract",
     "SamplingContract",
     "ScaledMatmulContract",
 ]
@@ -206,3 +209,57 @@ class QuantizationContract(Contract):
     overflow: Literal["saturates"] = "saturates"
     non_finite: Literal["undefined_where_shared"] = "undefined_where_shared"
     quantized: Literal["input", "rounded"] = "input"
+
+
+@dataclass(frozen=True)
+class RoutingContract(Contract):
+    """Promises of choosing experts.
+
+    Attributes:
+        ranked_by: Experts are compared by their logits: probabilities that round to one number,
+            as all do that underflow, are told apart.
+        ties: Of equal logits the one of the lowest expert ranks first.
+        nan_logit: Ranks as -inf, so that the ids of a row are distinct and experts always.
+        no_softmax: Weights of a row whose softmax doesn't exist: with NaN, +inf, or -inf alone.
+    """
+
+    ranked_by: Literal["logit"] = "logit"
+    ties: Literal["lowest_expert"] = "lowest_expert"
+    nan_logit: Literal["ranks_last"] = "ranks_last"
+    no_softmax: Literal["nan"] = "nan"
+
+
+@dataclass(frozen=True)
+class AlignContract(Contract):
+    """Promises of sorting assignments of tokens by expert, in blocks.
+
+    Attributes:
+        order: Of the assignments of one expert.
+        padding: What fills a block, and all behind the last one.
+        unused_block: The expert of a block behind the last one.
+        invalid_id: What happens to an id that is no expert's, as -1.
+    """
+
+    order: Literal["ascending"] = "ascending"
+    padding: Literal["number_of_assignments"] = "number_of_assignments"
+    unused_block: Literal["minus_one"] = "minus_one"
+    invalid_id: Literal["left_out"] = "left_out"
+
+
+@dataclass(frozen=True)
+class ExpertsContract(Contract):
+    """Promises of running a layer of experts.
+
+    Attributes:
+        hidden: Dtype in which what lies between the two products is kept.
+        partial: Dtype in which the result of one expert, times its weight, is kept.
+        invalid_id: What happens to an id that is no expert's, as -1.
+        unselected: Whether weights of experts that no token chose are read.
+        zero_weight: Whether an expert with a weight of 0 is run: its NaN reaches the sum.
+    """
+
+    hidden: Literal["input"] = "input"
+    partial: Literal["float32", "input"] = "float32"
+    invalid_id: Literal["contributes_nothing"] = "contributes_nothing"
+    unselected: Literal["never_read"] = "never_read"
+    zero_weight: Literal["runs"] = "runs"

@@ -31,7 +31,7 @@ batch_invariant = frozenset(
     {
         "apply_rope", "apply_rope_", "gelu_and_mul", "gelu_tanh_and_mul", "merge_state",
         "quantize_fp8_per_group", "quantize_fp8_per_token", "quantize_int8_per_token",
-        "silu_and_mul",
+        "silu_and_mul", "topk_softmax",
     }
 )  # fmt: skip
 """Elementwise kernels, chosen by the length of a row, and quantizations, which reduce a row to its

@@ -160,6 +160,14 @@ def _appends(op: str, dtype: str) -> Iterator[Spec]:
     yield from proof_of(op).named(dtype).values()
 
 
+def _routings(op: str, dtype: str) -> Iterator[Spec]:
+    for seed, (experts, k) in enumerate(((1, 1), (8, 2), (64, 6), (128, 8), (160, 6), (512, 10))):
+        for i, layout in enumerate(("contig", "row_stride", "misalign", "transposed")):
+            dims = {"tokens": 1 + 6 * i, "experts": experts}
+            params = {"k": k, "renormalize": bool((i + seed) % 2)}
+            yield Spec.of(op, dims, {"logits": Operand(dtype, layout)}, params, seed)
+
+
 def _groups(op: str, dtype: str) -> Iterator[Spec]:
     for i, size in enumerate((16, 32, 64, 128)):
         for j, groups in enumerate((1, 3, 32)):
@@ -208,6 +216,9 @@ _MAKERS: dict[str, Callable[[str, str], Iterator[Spec]]] = {
     "quantize_int8_per_token": _small,
     "rms_norm_quant_fp8": _small,
     "silu_and_mul_quant_fp8": _small,
+    "fused_experts": _small,
+    "moe_align_block_size": _small,
+    "topk_softmax": _routings,
 }
 
 

@@ -36,6 +36,8 @@ SCHEMAS = (
     "bool fuse_silu_and_mul, Tensor? masked_m) -> ()",
     "rotary_embedding(Tensor positions, Tensor! query, Tensor!? key, int head_size, "
     "Tensor cos_sin_cache, bool is_neox) -> ()",
+    "topk_softmax(Tensor! topk_weights, Tensor! topk_indices, Tensor gating_output, "
+    "bool renormalize, float moe_softcapping, Tensor? correction_bias) -> ()",
 )
 _library = torch.library.Library("sgl_kernel_model", "DEF")
 
@@ -190,7 +192,31 @@ def rotary_embedding(
         x.copy_(math64.rotated(x, cos_sin_cache, positions, is_neox))
 
 
+def topk_softmax(
+    topk_weights: Tensor, topk_indices: Tensor, gating_output: Tensor, renormalize: bool,
+    moe_softcapping: float, correction_bias: Tensor | None,
+) -> None:  # fmt: skip
+    """As the library's: of equal probabilities the lower index, and NaN is never the larger."""
+    assert gating_output.dtype in ALL
+    assert gating_output.is_contiguous()
+    assert gating_output.data_ptr() % 16 == 0
+    assert topk_weights.dtype is torch.float32
+    assert topk_indices.dtype is torch.int32
+    assert moe_softcapping == 0.0
+    assert correction_bias is None
+    _called.append(("topk_softmax", renormalize))
+    shares = torch.softmax(gating_output.double(), -1)
+    ids = torch.sort(shares.float(), dim=-1, descending=True, stable=True).indices
+    ids = ids[:, : topk_indices.shape[1]]
+    weights = shares.gather(-1, ids)
+    if renormalize:
+        weights = weights / weights.sum(-1, keepdim=True)
+    topk_weights.copy_(weights)
+    topk_indices.copy_(ids)
+
+
 _FUNCTIONS = {
+    "topk_softmax": topk_softmax,
     "rmsnorm": rmsnorm,
     "gemma_rmsnorm": gemma_rmsnorm,
     "fused_add_rmsnorm": _fused("fused_add_rmsnorm", ALL, 0.0),

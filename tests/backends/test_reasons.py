@@ -172,6 +172,15 @@ def test_merging_that_reads_empty_parts_is_refused(backend: str) -> None:
     )
 
 
+def test_ranking_probabilities_is_refused() -> None:
+    assert examples.refusal("topk_softmax", "sgl_kernel", t(3, 8), 2) == (
+        "a row with NaN gives an expert more than once, and equal probabilities aren't ordered by "
+        "their logits (the op's contract: distinct ids, ordered by logits)"
+    )
+    reason = examples.refusal("topk_softmax", "sgl_kernel", t(3, 8).double(), 2)
+    assert str(reason).startswith("logits dtype torch.float64 (supported: torch.float32, ")
+
+
 @pytest.mark.usefixtures("installed")
 def test_explanations_carry_the_reasons() -> None:
     x = t(3, 64, dtype=FULL)

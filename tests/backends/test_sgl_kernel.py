@@ -170,6 +170,7 @@ def test_nothing_is_loaded_for_nothing(forgotten: None, monkeypatch: pytest.Monk
     run("quantize_fp8_per_group", t(0, 128))
     run("apply_rope", *rope_args(tokens=0, dtype=FULL))
     run("merge_state", t(0, 2, 64), t(0, 2, dtype=FULL), t(0, 2, 64), t(0, 2, dtype=FULL))
+    run("topk_softmax", t(0, 8), 2)
 
 
 def test_a_library_that_does_not_load(forgotten: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,6 +53,7 @@ REFUSED: dict[str, dict[str, tuple[tuple[str, ...], dict[str, Any]]]] = {
         "gemma_fused_add_rms_norm": (HALVES, {"residual": "norm_of_exact"}),
         "gelu_tanh_and_mul": (ALL, {}),
         "merge_state": (ALL, {}),
+        "topk_softmax": (ALL, {}),
     },
 }
 """Dtypes of kernels that no call is given to, and what their contracts differ in."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from . import (
     scenario_attention,
     scenario_elementwise,
+    scenario_experts,
+    scenario_fused_experts,
     scenario_norms,
     scenario_paged,
     scenario_quantization,
@@ -17,6 +19,8 @@ __all__ = [
     "Scenario",
     "scenario_attention",
     "scenario_elementwise",
+    "scenario_experts",
+    "scenario_fused_experts",
     "scenario_norms",
     "scenario_paged",
     "scenario_quantization",

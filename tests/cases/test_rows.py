@@ -19,6 +19,8 @@ from torch_ops.testing.compare import ViolationError
 
 from . import (
     faults_attention,
+    faults_experts,
+    faults_fused_experts,
     faults_paged,
     faults_quantization,
     faults_rows,
@@ -35,6 +37,8 @@ FAULTS = [
     *faults_paged.FAULTS,
     *faults_quantization.FAULTS,
     *faults_sampling.FAULTS,
+    *faults_experts.FAULTS,
+    *faults_fused_experts.FAULTS,
 ]
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -158,6 +158,29 @@ def _product(kind: torch.dtype) -> Callable[[int, torch.dtype], Arguments]:
     return make
 
 
+def _routing(rows: int, dtype: torch.dtype) -> Arguments:
+    return {"logits": torch.randn(rows, HIDDEN, dtype=dtype), "k": 3, "renormalize": True}
+
+
+def _experts(rows: int, dtype: torch.dtype) -> Arguments:
+    """Four experts, two a token; the first token has one alone."""
+    ids = torch.arange(2 * rows, dtype=torch.int32).view(rows, 2) % 4
+    ids[:1, 1] = -1
+    return {
+        "x": torch.randn(rows, HIDDEN, dtype=dtype),
+        "w_gate_up": torch.randn(4, 12, HIDDEN, dtype=dtype) / 4,
+        "w_down": torch.randn(4, HIDDEN, 6, dtype=dtype) / 4,
+        "weights": torch.rand(rows, 2),
+        "ids": ids,
+    }
+
+
+def _align(rows: int, _: torch.dtype) -> Arguments:
+    """Four experts and an id of none, two a token."""
+    ids = torch.arange(2 * rows, dtype=torch.int32).view(rows, 2) % 5 - 1
+    return {"ids": ids, "num_experts": 4, "block_size": 3}
+
+
 MAKERS: dict[str, Callable[[int, torch.dtype], Arguments]] = {
     "append_paged_kv_": _append,
     "apply_rope": _rope,
@@ -168,12 +191,14 @@ MAKERS: dict[str, Callable[[int, torch.dtype], Arguments]] = {
     "fused_add_rms_norm_quant_fp8": _fused,
     "fused_add_rms_norm_": _fused,
     "gemma_fused_add_rms_norm": _fused,
+    "fused_experts": _experts,
     "gelu_and_mul": _gate,
     "gelu_tanh_and_mul": _gate,
     "gemma_rms_norm": _norm,
     "layer_norm": _layer_norm,
     "merge_state": _merge,
     "min_p_filter": lambda rows, dtype: _probs(rows, dtype, "min_p"),
+    "moe_align_block_size": _align,
     "paged_decode": _decode,
     "paged_prefill": _prefill,
     "quantize_fp8_per_group": _quantize_groups,
@@ -192,6 +217,7 @@ MAKERS: dict[str, Callable[[int, torch.dtype], Arguments]] = {
     "rms_norm_quant_fp8": _norm,
     "silu_and_mul": _gate,
     "silu_and_mul_quant_fp8": _gate,
+    "topk_softmax": _routing,
     "varlen_attention": _varlen,
     "varlen_attention_with_lse": _varlen,
 }

@@ -249,6 +249,34 @@ MERGE = [
     case("s_b", "dtype", to("s_b", torch.float16), r"torch\.float16", r"torch\.float32"),
     case("s_b", "device", to("s_b", "meta"), "on device", "as 'v_a'"),
 ]
+ROUTING = [
+    *floats("logits"),
+    case("logits", "rank", rank("logits", 16), r"of shape \[16\]", r"\[T, E\], E at least 1"),
+    case("logits", "no experts", rank("logits", 3, 0), r"of shape \[3, 0\]", "E at least 1"),
+    case("k", "zero", put("k", 0), "0", "1 to 16, the experts of 'logits'"),
+    case("k", "more than experts", put("k", 17), "17", "1 to 16, the experts of 'logits'"),
+]
+EXPERTS = [
+    *floats("x"),
+    case("x", "rank", rank("x", 3, 1, 16), r"of shape \[3, 1, 16\]", r"rank 2, \[T, H\]"),
+    case("w_down", "hidden", cut("w_down", 1), r"of shape \[4, 15, 6\]", r"\[E, 16, F\]"),
+    case("w_down", "dtype", to("w_down", torch.float16), r"torch\.float16", "as 'x'"),
+    case("w_gate_up", "experts", cut("w_gate_up", 0), r"of shape \[3, 12, 16\]", r"\[4, 12, 16\]"),
+    case("w_gate_up", "device", to("w_gate_up", "meta"), "on device", "as 'x'"),
+    case("ids", "tokens", cut("ids", 0), r"of shape \[2, 2\]", r"\[3, k\], T of 'x'"),
+    case("ids", "dtype", to("ids", torch.int64), r"torch\.int64", r"torch\.int32"),
+    case("ids", "device", to("ids", "meta"), "on device", "as 'x'"),
+    case("weights", "shape", cut("weights"), r"of shape \[3, 1\]", r"\[3, 2\], \[T, k\] of 'ids'"),
+    case("weights", "dtype", to("weights", torch.float16), r"torch\.float16", r"torch\.float32"),
+]
+ALIGN = [
+    case("ids", "dtype", to("ids", torch.int64), r"torch\.int64", r"torch\.int32"),
+    case("ids", "float", to("ids", torch.float32), r"torch\.float32", r"torch\.int32"),
+    case("ids", "rank", rank("ids", 6), r"of shape \[6\]", r"rank 2, \[T, k\]"),
+    case("num_experts", "zero", put("num_experts", 0), "0", "1 to 1073741824"),
+    case("block_size", "negative", put("block_size", -1), "-1", "1 to 1073741824"),
+    case("block_size", "too many entries", put("block_size", 2**30), "1073741824, for which"),
+]
 SHARED = [
     case("x", "is residual", lambda args: {"residual": args["x"]}, "at offset 0", "clone one of"),
     case(
@@ -356,12 +384,14 @@ BAD: dict[str, list[Any]] = {
     "gemma_fused_add_rms_norm": FUSED,
     "fused_add_rms_norm_": [*FUSED, *SHARED],
     "fused_add_rms_norm_quant_fp8": FUSED,
+    "fused_experts": EXPERTS,
     "gelu_and_mul": GATE,
     "gelu_tanh_and_mul": GATE,
     "gemma_rms_norm": NORM,
     "layer_norm": [*NORM, *vector("bias")],
     "merge_state": MERGE,
     "min_p_filter": [*PROBS, *numbers("min_p", "float32")],
+    "moe_align_block_size": ALIGN,
     "paged_decode": PAGED,
     "paged_prefill": PREFILL,
     "quantize_fp8_per_group": GROUP,
@@ -389,6 +419,7 @@ BAD: dict[str, list[Any]] = {
     "rms_norm_quant_fp8": NORM,
     "silu_and_mul": GATE,
     "silu_and_mul_quant_fp8": GATE,
+    "topk_softmax": ROUTING,
     "varlen_attention": VARLEN,
     "varlen_attention_with_lse": VARLEN,
 }

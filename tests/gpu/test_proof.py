@@ -25,6 +25,7 @@ OTHER_CONTRACTS = {
     ("gelu_tanh_and_mul", "sgl_kernel"),
     ("merge_state", "flashinfer"),
     ("merge_state", "sgl_kernel"),
+    ("topk_softmax", "sgl_kernel"),
 }
 
 

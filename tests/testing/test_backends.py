@@ -12,15 +12,15 @@ from torch_ops.testing.verify import verify
 # and few classes.
 DTYPES = ("float32", "bfloat16")
 ONE = {
+    "fused_experts": "bfloat16", "moe_align_block_size": "int32",
     "append_paged_kv_": "bfloat16", "paged_decode": "float16", "paged_prefill": "float32",
     "min_p_filter": "float32", "sample_top_k_top_p": "float32", "top_k_renorm_probs": "float32",
     "top_p_renorm_probs": "float32",
-    "varlen_attention": "float64",
-    "varlen_attention_with_lse": "bfloat16",
     "fused_add_rms_norm_quant_fp8": "bfloat16", "quantize_fp8_per_group": "float16",
     "quantize_fp8_per_tensor": "float32", "quantize_fp8_per_token": "bfloat16",
     "quantize_int8_per_token": "float16", "rms_norm_quant_fp8": "float32",
     "silu_and_mul_quant_fp8": "float16",
+    "topk_softmax": "float16",
     "varlen_attention": "float64", "varlen_attention_with_lse": "bfloat16",
 }  # fmt: skip
 COMPILED = (

@@ -12,9 +12,8 @@ from torch import Tensor
 from torch_ops.declarations import catalogue
 from torch_ops.testing import proof_of
 from torch_ops.testing.compare import ViolationError
-from torch_ops.testing.draw import FLOATS
 from torch_ops.testing.examine import Examiner, Tally
-from torch_ops.testing.search import covering_rows
+from torch_ops.testing.search import covering_rows, dtypes_of
 from torch_ops.testing.subject import subject_of
 
 Supports = Callable[..., str | None]
@@ -30,7 +29,7 @@ def _examine(op: str, supports: Supports) -> Tally:
     tally = Tally()
     law = {"batch_invariance"}
     examiner = Examiner(subject_of(kernel), proof_of(op), catalogue()[op].contract, only=law)
-    named = [spec for dtype in FLOATS for spec in proof_of(op).small_named(dtype)]
+    named = [spec for dtype in dtypes_of(op) for spec in proof_of(op).small_named(dtype)]
     for spec in [*covering_rows(op), *named]:
         examiner(spec, tally)
     return tally

@@ -13,6 +13,7 @@ from torch_ops.testing.proof import Shapes
 from torch_ops.testing.spec import Operand, Spec
 
 FLOATS = ("float32", "float16", "bfloat16", "float64")
+DTYPES = (*FLOATS, "int32")
 
 # Sizes at which kernels were found wrong: around powers of two, odd, and those of real models.
 NICE = (

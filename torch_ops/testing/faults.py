@@ -251,9 +251,11 @@ def generic_mutants(kernel: Kernel) -> tuple[Mutant, ...]:
 
 
 def last_bits(value: Tensor) -> Tensor:
-    """Moves every element by two units in the last place."""
+    """Moves every element by two units in the last place, integers by two."""
     if value.dtype.itemsize == 1:
         return _other_codes(value, 2)
+    if not value.dtype.is_floating_point:
+        return value + 2
     return value * (1 + 2 * torch.finfo(value.dtype).eps)
 
 
@@ -274,6 +276,8 @@ def _drifts(kernel: Kernel) -> Kernel:
         count = 2 * next(calls)
         if value.dtype.itemsize == 1:
             return _other_codes(value, count)
+        if not value.dtype.is_floating_point:
+            return value + count // 2
         return value + value.abs() * torch.finfo(value.dtype).eps * count
 
     return on_result(kernel, change)
