@@ -1,4 +1,4 @@
-"""Triton kernels of norms, gates, rope, merging and sampling: interpreted, compiled for absent GPUs, run."""
+"""Triton kernels of norms, gates, rope and merging: interpreted, compiled for absent GPUs, run."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_an_old_gpu_is_refused() -> None:
 
 
 @pytest.mark.parametrize("platform", [Platform.cuda((8, 0)), Platform.rocm("gfx942")], ids=str)
-@pytest.mark.parametrize("op", [*rows_interpreted.OPS, *rows_interpreted.SAMPLERS])
+@pytest.mark.parametrize("op", rows_interpreted.OPS)
 def test_chosen_on_gpus_without_importing_a_kernel(op: str, platform: Platform) -> None:
     spec = torch_ops.select_kernel(op, "triton", platform=platform)
     assert spec.target == f"torch_ops.backends.triton.{op}:{op}"
@@ -171,10 +171,6 @@ def _calls(shift: int) -> dict[str, tuple[Tensor, ...]]:
     q, k = _buffer(5, 4, 64, shift=shift), _buffer(5, 2, 64)
     lse = functools.partial(_buffer, 5, 4, dtype=torch.float32)
     rope = (q, k, torch.zeros(9, 32), torch.zeros(5, dtype=torch.int64))
-    probs = functools.partial(_buffer, 5, 96, shift=shift, dtype=torch.float32)
-    number, mass, seed = (
-        torch.zeros(5, dtype=d) for d in (torch.int32, torch.float32, torch.int64)
-    )
     return {
         "rms_norm": (x(), w()),
         "gemma_rms_norm": (x(), w()),
@@ -187,14 +183,10 @@ def _calls(shift: int) -> dict[str, tuple[Tensor, ...]]:
         "apply_rope": rope,
         "apply_rope_": rope,
         "merge_state": (q, lse(), torch.clone(q), lse()),
-        "top_k_renorm_probs": (probs(), number),
-        "top_p_renorm_probs": (probs(), mass),
-        "min_p_filter": (probs(), mass),
-        "sample_top_k_top_p": (probs(), number, mass, seed, seed.clone()),
     }
 
 
-@pytest.mark.parametrize("op", [*rows_interpreted.OPS, *rows_interpreted.SAMPLERS])
+@pytest.mark.parametrize("op", rows_interpreted.OPS)
 def test_a_repeated_call_launches_the_same_with_its_own_tensors(op: str) -> None:
     kernel = rows_compiled.kernel(op)
     with rows_compiled.recorded() as launches:
@@ -207,16 +199,6 @@ def test_a_repeated_call_launches_the_same_with_its_own_tensors(op: str) -> None
     first, *repeated = [(run.variant, [_plain(v) for v in run.values]) for run in launches]
     assert all(run == first for run in repeated)
     assert len(repeated) == 2
-
-
-@pytest.mark.parametrize("op", rows_interpreted.SAMPLERS)
-def test_misaligned_probabilities_are_copied_to_aligned_ones(op: str) -> None:
-    kernel = rows_compiled.kernel(op)
-    with rows_compiled.recorded() as launches:
-        for shift in (0, 1):
-            kernel(*_calls(shift)[op])
-    assert launches[0].variant is launches[1].variant
-    assert all(launch.values[0].data_ptr() % 16 == 0 for launch in launches)
 
 
 def _plain(value: Any) -> Any:
