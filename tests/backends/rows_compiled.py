@@ -44,7 +44,6 @@ KERNELS = frozenset(
         "_gate_codes",
     }
 )
-SAMPLERS = frozenset({"renormalize", "filter_min_p", "sample"})
 _TYPES = {
     torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.float32: "*fp32",
     torch.float64: "*fp64", torch.int8: "*i8", torch.int32: "*i32", torch.int64: "*i64",
@@ -95,11 +94,8 @@ def codes_of(target: str) -> torch.dtype:
 
 def launches(dtype: str, codes: torch.dtype) -> list[Launch]:
     """Give every kernel for a dtype, and once, for bfloat16, what differs by layout alone."""
+    kind = getattr(torch, dtype)
     with recorded() as found:
-        if dtype == "samplers":
-            _samplers()
-            return found
-        kind = getattr(torch, dtype)
         _norms(kind)
         for op in ("silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul"):
             kernel(op)(torch.zeros(600, 2048, dtype=kind))
@@ -166,17 +162,6 @@ def _layouts() -> None:
         )
 
 
-def _samplers() -> None:
-    """Rows of an even and an odd number of columns: only the wide ones are vectors."""
-    numbers = torch.zeros(3, dtype=torch.int64)
-    for columns in (8192, 8193):
-        probs = torch.zeros(3, columns)
-        kernel("top_k_renorm_probs")(probs, numbers.int())
-        kernel("top_p_renorm_probs")(probs, numbers.float())
-        kernel("min_p_filter")(probs, numbers.float())
-        kernel("sample_top_k_top_p")(probs, numbers.int(), numbers.float(), numbers, numbers)
-
-
 def compiled(launch: Launch, target: str) -> Any:
     """Compile a launch for a target, specialized as Triton does it at the first launch."""
     import triton
@@ -204,7 +189,7 @@ def compiled(launch: Launch, target: str) -> Any:
 
 def checks() -> list[str]:
     """Name everything that is compiled."""
-    return [f"{target} {kind}" for target in TARGETS for kind in (*DTYPES, "samplers")]
+    return [f"{target} {dtype}" for target in TARGETS for dtype in DTYPES]
 
 
 def run(check: str) -> None:
@@ -214,7 +199,7 @@ def run(check: str) -> None:
     found = launches(dtype, codes_of(target))
     float8 = {"sizes", "encoded", "_gate_codes"}
     wanted = KERNELS - float8 if dtype == "float64" else KERNELS
-    missing = (SAMPLERS if dtype == "samplers" else wanted) - {launch.name for launch in found}
+    missing = wanted - {launch.name for launch in found}
     if missing:
         raise AssertionError(f"never launched in {dtype}: {sorted(missing)}")
     for launch in found:

@@ -20,7 +20,6 @@ OPS = (
     "quantize_int8_per_token",
 )  # fmt: skip
 NORMS = OPS[:6]
-SAMPLERS = ("top_k_renorm_probs", "top_p_renorm_probs", "min_p_filter", "sample_top_k_top_p")
 DTYPES = ("float32", "float16")
 PARTS = ("layouts", "zero", "classes", "tiles")
 LAYERS = ("contract", "bound", "layout", "rerun", "batch_invariance")
@@ -30,14 +29,12 @@ LONG = {
     "split": {"_LONGEST": 64, "_PIECE": 32, "_FEW": 1 << 40},
     "looped": {"_LONGEST": 64, "_FEW": 0, "INTERPRETED_TILE": 32},
 }
-STEPS = {"INTERPRETED_TILE": 16}  # of 33 columns, and of more
 
 
 def checks() -> list[str]:
     """Name everything that is checked."""
     names = [f"{op} {dtype} {part}" for op in OPS for dtype in DTYPES for part in PARTS]
     names += [f"{op} {dtype} {way}" for op in NORMS[2:] for dtype in DTYPES for way in LONG]
-    names += [f"{op} float32 {part}" for op in SAMPLERS for part in (*PARTS, "steps")]
     names.append("quantize_int8_per_token float16 looped")
     names += [f"{what} {dtype} composed" for what in ("norms", "gates") for dtype in DTYPES]
     return names + [f"{op} float64 {part}" for op in OPS[:-1] for part in ("zero", "classes")]
@@ -114,15 +111,12 @@ def specs(op: str, dtype: str, part: str) -> list[Any]:
 
     proof = proof_of(op)
     if part in ("zero", "classes"):
-        every = 4 if op in SAMPLERS and part == "classes" else 1  # three kinds by three seeds
-        return list(getattr(proof, part)(dtype))[::every]
+        return list(getattr(proof, part)(dtype))
     first: dict[str, Any] = {}
     for spec in covering_rows(op):
         look = spec.operands[0][1]
         if look.dtype == dtype:
             first.setdefault(look.layout, spec)
-    if op in SAMPLERS:
-        return list(_narrow(first, part))
     if part == "layouts":
         return list(first.values())
     if part == "tiles":
@@ -136,31 +130,19 @@ def specs(op: str, dtype: str, part: str) -> list[Any]:
     ]
 
 
-def _narrow(first: dict[str, Any], part: str) -> Iterator[Any]:
-    """Cut examples to few rows: the interpreter takes 10 ms for each step of each row's search."""
-    rows, columns = {"layouts": (2, 33), "tiles": (3, 130), "steps": (3, 75)}[part]
-    for layout, spec in list(first.items())[: None if part == "layouts" else 2]:
-        few = 1 if layout == "int64_stride" else rows
-        yield spec.replace(dims=(("rows", few), ("columns", columns)))
-
-
 @contextmanager
 def patched(op: str, part: str) -> Iterator[None]:
     """Use the tiles that a GPU gets, or treat rows of 200 elements as long ones."""
     family = "_norms" if op in NORMS else "_gates" if op.endswith("and_mul") else "_rotary"
     family = {"merge_state": "_merges", OPS[-1]: "_quantization"}.get(op, family)
-    family = "_sampling" if op in SAMPLERS else family
     module = importlib.import_module(f"{BACKEND}.{family}")
     changes: dict[str, Any] = {"INTERPRETED": False} if part == "tiles" else LONG.get(part, {})
     if part == "tiles" and op in NORMS:
         changes["_CROWD"] = 2
-    if part == "steps":
-        changes = STEPS
     if op == OPS[-1]:
         changes.pop("_FEW", None)
     old = {name: getattr(module, name) for name in changes}
-    plans = "_ways" if op in NORMS else "_variants" if op in SAMPLERS else "_plans"
-    kept = (getattr(module, plans), module._launches)
+    kept = (module._ways if op in NORMS else module._plans, module._launches)
     for table in kept:
         table.clear()
     vars(module).update(changes)

@@ -62,7 +62,7 @@ def run(check: str) -> None:
     """Compare every bit with the reference."""
     op, size, layout = check.split(": ")
     columns, step = SIZES[size]
-    module = importlib.import_module(f"{BACKEND}._sampling")
+    module: Any = importlib.import_module(f"{BACKEND}._sampling")
     module.tile = lambda _: (step, 32)
     module._launches.clear()
     module._variants.clear()

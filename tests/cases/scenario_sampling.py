@@ -64,10 +64,10 @@ def what_is_kept_reaches_p(kernels: Kernels, op: str, _: torch.dtype) -> None:
 
 @scenario("S5", ops=[TOP_K, DRAW], dtypes=[FP32])
 def k_of_equal_numbers_are_kept(kernels: Kernels, op: str, _: torch.dtype) -> None:
-    probs = _rows(kernels, [0.4, 0.3, 0.3, 0.0], 32)
-    (found,) = kernels.proven(op, probs, *_numbers(kernels, op, 32, k=2))
+    probs = _rows(kernels, [0.4, 0.3, 0.3, 0.0], 6)
+    (found,) = kernels.proven(op, probs, *_numbers(kernels, op, 6, k=2))
     if op == TOP_K:
-        same("S5", found > 0, _rows(kernels, [1, 1, 0, 0], 32) > 0)
+        same("S5", found > 0, _rows(kernels, [1, 1, 0, 0], 6) > 0)
     else:
         require("both of two are drawn, and nothing else", set(found.tolist()) == {0, 1})
 
@@ -103,9 +103,9 @@ def a_row_of_no_numbers_gives_an_index(kernels: Kernels, op: str, _: torch.dtype
 
 @scenario("S10", ops=[DRAW], dtypes=[FP32])
 def what_is_drawn_is_what_the_filter_keeps(kernels: Kernels, op: str, _: torch.dtype) -> None:
-    probs = _rows(kernels, [0.125] * 8, 32)
-    (ids,) = kernels(op, probs, *_numbers(kernels, op, 32, p=0.6))
-    (kept,) = kernels(TOP_P, probs, *_numbers(kernels, TOP_P, 32, p=0.6))
+    probs = _rows(kernels, [0.125] * 8, 8)
+    (ids,) = kernels(op, probs, *_numbers(kernels, op, 8, p=0.6))
+    (kept,) = kernels(TOP_P, probs, *_numbers(kernels, TOP_P, 8, p=0.6))
     require("its logarithm is finite", kept.gather(-1, ids.unsqueeze(-1)).log().isfinite().all())
 
 

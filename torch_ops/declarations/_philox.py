@@ -51,4 +51,5 @@ def uniform(seed: Tensor, offset: Tensor, below: Tensor) -> Tensor:
     high, low = first >> 1, second >> 1  # 31 bits each
     upper, lower = below >> _HALF, below & (2**_HALF - 1)
     middle = high * lower + low * upper + ((low * lower) >> _HALF)
-    return high * upper + (middle >> _HALF)
+    result: Tensor = high * upper + (middle >> _HALF)
+    return result
