@@ -29,8 +29,9 @@ from torch_ops.selector import static_reasons
 from torch_ops.testing.profiles import PROFILES
 from torch_ops.testing.proof import proof_of
 from torch_ops.testing.reproduction import versions
+from torch_ops.testing.search import dtypes_of
 
-DTYPES = ("bfloat16", "float16", "float32")
+DTYPES = ("bfloat16", "float16", "float32", "int32")
 RED = ("failed", "too few")
 _NOT_BEGUN = "not begun within"
 SECONDS = 240.0
@@ -58,7 +59,8 @@ class Job(NamedTuple):
     dtypes: tuple[str, ...] = DTYPES
 
     def __str__(self) -> str:
-        dtypes = "" if self.dtypes == DTYPES else f" {', '.join(self.dtypes)}"
+        whole = set(DTYPES) & set(dtypes_of(self.op))
+        dtypes = "" if whole <= set(self.dtypes) else f" {', '.join(self.dtypes)}"
         return f"{self.op}/{self.backend}{dtypes}"
 
 
@@ -100,9 +102,10 @@ def jobs(
     """Split what takes long by dtype, and begin with what takes longest."""
     found = []
     for op, backend in usable:
-        whole = Job(op, backend, dtypes)
+        whole = Job(op, backend, tuple(d for d in dtypes if d in dtypes_of(op)))
         split = expected(whole, measured) > LONG
-        found += [Job(op, backend, (d,)) for d in dtypes] if split else [whole]
+        found += [Job(op, backend, (d,)) for d in whole.dtypes] if split else [whole]
+    found = [job for job in found if job.dtypes]
     return sorted(found, key=lambda job: (-expected(job, measured), job))
 
 

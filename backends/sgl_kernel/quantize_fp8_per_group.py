@@ -13,11 +13,13 @@ __all__ = ["quantize_fp8_per_group", "supports"]
 _SIZES = (16, 32, 64, 128)
 _OFFSETS = 2**31
 _CODES = torch.float8_e4m3fn
+_WIDE = torch.bfloat16
 
 
 def supports(x: Tensor, group_size: int = 128) -> str | None:
-    if x.dtype not in limits.HALVES:
-        return limits.unsupported("x", x, limits.HALVES)
+    if x.dtype != torch.float16:
+        text = limits.unsupported("x", x, (torch.float16,))
+        return f"{text}; magnitudes from 2**126 get codes of 0" if x.dtype == _WIDE else text
     if group_size not in _SIZES:
         return f"group_size {group_size} (supported: {', '.join(map(str, _SIZES))})"
     if x.numel() == 0:

@@ -21,7 +21,7 @@ _MOST_THREADS = 256
 def _route(
     logits: tl.tensor, weights: tl.tensor, ids: tl.tensor,
     rows: tl.int64, row_step: tl.int64, column_step: tl.int64,
-    EXPERTS: tl.constexpr, K: tl.constexpr, RENORMALIZE: tl.constexpr, PACKED: tl.constexpr,
+    EXPERTS: tl.constexpr, K: tl.constexpr, RENORMALIZE: tl.constexpr,
     BLOCK_E: tl.constexpr, BLOCK_K: tl.constexpr, ROWS: tl.constexpr,
 ) -> None:  # fmt: skip
     """Choose the experts of ROWS tokens; the chosen are crossed out, one at a time."""
@@ -29,7 +29,8 @@ def _route(
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     column = tl.arange(0, BLOCK_E)[None, :]
     inside = (row < rows) & (column < EXPERTS)
-    at = row * row_step + (column if PACKED else column * column_step)
+    # One by one, however they lie: with vectors a row would be summed in another order.
+    at = row * row_step + column * column_step
     lowest = float("-inf")
     logit = tl.load(logits + at, mask=inside, other=lowest).to(wide)
     ranked = tl.where(logit == logit, logit, lowest)  # noqa: PLR0124  (NaN differs from itself)
@@ -77,24 +78,21 @@ def route(logits: Tensor, k: int, renormalize: bool) -> tuple[Tensor, Tensor]:
     ids = logits.new_empty((rows, k), dtype=torch.int32)
     if not rows:
         return weights, ids
-    step, column = logits.stride()
-    aligned = not (logits.data_ptr() % 16 or step * logits.element_size() % 16)
-    key = (logits.dtype, logits.shape[1], k, renormalize, column == 1, aligned, logits.get_device())
+    key = (logits.dtype, logits.shape[1], k, renormalize, logits.get_device())
     plan = _plans.get(key)
     if plan is None:
-        plan = _plan(logits, k, renormalize, aligned)
+        plan = _plan(logits, k, renormalize)
         remember(_plans, key, plan)
-    plan.variant(-(-rows // plan.rows), (logits, weights, ids), (rows, step, column))
+    plan.variant(-(-rows // plan.rows), (logits, weights, ids), (rows, *logits.stride()))
     return weights, ids
 
 
-def _plan(logits: Tensor, k: int, renormalize: bool, aligned: bool) -> _Plan:
+def _plan(logits: Tensor, k: int, renormalize: bool) -> _Plan:
     experts = logits.shape[1]
     block = power_of_two(experts)
     tile = INTERPRETED_TILE if INTERPRETED else _TILE
     rows = max(1, min(tile // block, 16 if not INTERPRETED else 64))
     threads = 32 if INTERPRETED else min(max(rows * block // 8, 32), _MOST_THREADS)
-    packed = logits.stride(1) == 1
-    constants = (experts, k, bool(renormalize), packed, block, power_of_two(k), rows)
-    variant = _route.variant(constants, threads, logits.get_device(), aligned=aligned)
+    constants = (experts, k, bool(renormalize), block, power_of_two(k), rows)
+    variant = _route.variant(constants, threads, logits.get_device(), aligned=False)
     return _Plan(variant, rows)

@@ -32,7 +32,7 @@ TAKEN: dict[str, dict[str, tuple[str, ...]]] = {
         "apply_rope_": ("float32",),
         "scaled_mm_fp8": HALVES,
         "scaled_mm_int8": HALVES,
-        "quantize_fp8_per_group": HALVES,
+        "quantize_fp8_per_group": ("float16",),
     },
 }  # fmt: skip
 """Dtypes that each backend takes calls of, by op."""

@@ -232,6 +232,8 @@ def backends(op: str) -> list[str]:
     return [name for name in BACKENDS if name in registered]
 
 
+FLOATING = [op for op in OPS if any(dtype.is_floating_point for dtype in catalogue()[op].dtypes)]
+"""Ops of numbers that can have derivatives."""
 CELLS = [(op, backend) for op in OPS for backend in backends(op)]
 
 
@@ -245,6 +247,16 @@ def opchecks(values: Arguments) -> tuple[str, ...]:
 def is_float8(dtype: torch.dtype) -> bool:
     """Whether a floating dtype has one byte."""
     return dtype.is_floating_point and dtype.itemsize == 1
+
+
+def differentiable(op: str) -> list[str]:
+    """Name the tensors of an op that can require grad; float8 can't be computed with."""
+    args = arguments(op)
+    return [
+        name
+        for name in catalogue()[op].tensor_arguments
+        if args[name].is_floating_point() and not is_float8(args[name].dtype)
+    ]
 
 
 def arguments(op: str, rows: int = 3, dtype: torch.dtype = torch.float32) -> Arguments:

@@ -16,21 +16,17 @@ from torch_ops import NoBackwardError, ops
 from torch_ops.declarations import catalogue
 
 from . import samples
-from .samples import BACKENDS, CELLS, OPS
+from .samples import BACKENDS, CELLS, FLOATING
 
 # PyTorch's own forward mode scripts its decompositions when it is used first.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
-FUNCTIONAL = [op for op in OPS if not catalogue()[op].mutates]
+FUNCTIONAL = [op for op in FLOATING if not catalogue()[op].mutates]
 
 
 def of_first(op: str, backend: str | None = None) -> tuple[Callable[[Tensor], Any], Tensor]:
     """The op as a function of its first tensor that can have a derivative, and that tensor."""
     args = samples.arguments(op)
-    name = next(
-        name
-        for name in catalogue()[op].tensor_arguments
-        if args[name].is_floating_point() and not samples.is_float8(args[name].dtype)
-    )
+    name = samples.differentiable(op)[0]
 
     def function(x: Tensor) -> Any:
         made = samples.lay_out(args, "contiguous") | {name: x}
@@ -59,7 +55,7 @@ def test_derivatives_are_refused(ask: str, backend: str | None) -> None:
         ASKS[ask](function, x)
 
 
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", FLOATING)
 def test_every_op_refuses(op: str) -> None:
     function, x = of_first(op)
     with pytest.raises(NoBackwardError, match=f"op '{op}': an input requires grad"):
@@ -68,7 +64,9 @@ def test_every_op_refuses(op: str) -> None:
         jvp(function, (x,), (torch.ones_like(x),))
 
 
-@pytest.mark.parametrize(("op", "backend"), [*((op, None) for op in OPS), *CELLS])
+@pytest.mark.parametrize(
+    ("op", "backend"), [*((op, None) for op in FLOATING), *(c for c in CELLS if c[0] in FLOATING)]
+)
 def test_dual_tensors_are_refused(op: str, backend: str | None) -> None:
     """A kernel that isn't made of ATen calls would drop the tangent."""
     function, x = of_first(op, backend)
@@ -124,7 +122,7 @@ def test_vmap_of_a_mutating_op_is_refused_by_pytorch() -> None:
         vmap(lambda x, r: ops.fused_add_rms_norm_(x, r, weight))(torch.ones(2, 8), torch.ones(2, 8))
 
 
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", FLOATING)
 def test_make_fx_records_the_operator(op: str) -> None:
     """One node, not what is inside of it; what it writes is written."""
     packet: Any = getattr(torch.ops.torch_ops, op)

@@ -16,7 +16,7 @@ from torch_ops.testing.spec import Spec
 from torch_ops.tuner import shapes
 from torch_ops.tuner.models import MODELS
 
-SMALL, LARGE = 1 << 12, 1 << 28
+SMALL, LARGE = 1 << 12, 1 << 34
 
 
 @pytest.mark.parametrize("op", proof_names())

@@ -47,6 +47,7 @@ class Model:
             "head_dim": (self.head_dim,),
             "rotary_dim": (self.rotary_dim or self.head_dim,),
             "vocab": (self.vocab,),
+            "columns": (self.vocab,),  # of a row of probabilities
             "experts": (self.experts,),
             "top_k": (self.top_k,),
         }

@@ -28,6 +28,7 @@ TOKENS = tuple(1 << power for power in range(15))
 BATCHES = tuple(1 << power for power in range(9))
 CONTEXTS = (1024, 4096, 16384)
 PROMPTS = (512, 2048, 8192)
+COUNTS = ("tokens", "batch", "rows")
 QUERIES, KEYS = ("qo", "queries"), ("kv", "keys")
 Sizes = dict[str, int]
 
@@ -76,8 +77,8 @@ def _counts(base: Spec) -> Iterator[Sizes]:
     queries = next((name for name in QUERIES if name in base.dim), None)
     keys = next((name for name in KEYS if name in base.dim), None)
     if queries is None or keys is None:
-        count = "tokens" if "tokens" in base.dim else "batch"
-        yield from ({count: tokens} for tokens in TOKENS if count in base.dim)
+        count = next((name for name in COUNTS if name in base.dim), None)
+        yield from ({count: tokens} for tokens in TOKENS if count is not None)
         return
     for batch, context in itertools.product(BATCHES, CONTEXTS):
         yield {"batch": batch, queries: 1, keys: context}

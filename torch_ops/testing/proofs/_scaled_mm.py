@@ -148,7 +148,7 @@ def oracle(args: Arguments, contract: Any) -> tuple[Output, ...]:
     left, right, _, blocked = forms(args["b"], args["scale_a"].double(), args["scale_b"].double())
     if blocked:
         right = right.repeat_interleave(BLOCK, 1)[:, : b.shape[1]]
-    total = torch.zeros(a.shape[0], b.shape[1], dtype=torch.float64)
+    total = torch.zeros(a.shape[0], b.shape[1], dtype=torch.float64, device=a.device)
     absolute, sums, partial, product = (torch.zeros_like(total) for _ in range(4))
     groups = max(left.shape[1], right.shape[0])
     size = BLOCK if groups > 1 else max(a.shape[1], 1)
@@ -162,7 +162,7 @@ def oracle(args: Arguments, contract: Any) -> tuple[Output, ...]:
             partial, product = _steps(x, y, scale, partial, product)
     bias = args["bias"]
     value = total if bias is None else total + bias.double()
-    offset = torch.zeros(()) if bias is None else bias.double().abs()
+    offset = total.new_zeros(()) if bias is None else bias.double().abs()
     bound = unit.u * value.abs() + unit.eta + (6 + groups) * unit.acc * sums
     bound = bound + 4 * unit.acc * (value.abs() + offset) + 4 * unit.tiny * unit.acc
     bound = bound + unit.tiny * unit.acc * absolute / absolute.clamp(min=1)
