@@ -14,7 +14,7 @@ from benchmarks import _measure
 from torch_ops import kernels, selector
 from torch_ops.declarations import catalogue
 from torch_ops.platform import Platform
-from torch_ops.testing.arguments import filler, make, to_device
+from torch_ops.testing.arguments import filler, make, parameter, to_device
 from torch_ops.testing.proof import Arguments, proof_of
 from torch_ops.testing.spec import Spec
 
@@ -161,7 +161,7 @@ def _arguments(spec: Spec, tensor: Callable[[Spec, str, tuple[int, ...]], Tensor
         if name in operands:
             found[name] = tensor(spec, name, shapes[name])
         else:
-            found[name] = params.get(name)
+            found[name] = parameter(params.get(name))
     return found
 
 

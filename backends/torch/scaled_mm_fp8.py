@@ -22,11 +22,21 @@ def scaled_mm_fp8(
     out_dtype: torch.dtype,
     bias: Tensor | None = None,
 ) -> Tensor:
-    if _native(a, b, scale_a, scale_b, out_dtype, bias):
-        if scale_a.numel() == 1 and scale_b.numel() == 1:
-            scale_a, scale_b = scale_a.reshape(()), scale_b.reshape(())
-        return torch._scaled_mm(a, b, scale_a, scale_b, bias, out_dtype=out_dtype)
-    return _declaration.reference(a, b, scale_a, scale_b, out_dtype, bias)
+    if not _native(a, b, scale_a, scale_b, out_dtype, bias):
+        return _declaration.reference(a, b, scale_a, scale_b, out_dtype, bias)
+    if scale_a.numel() == 1 and scale_b.numel() == 1:
+        scale_a, scale_b = scale_a.reshape(()), scale_b.reshape(())
+    return torch._scaled_mm(
+        _dense(a), _dense(b.t()).t(), scale_a.contiguous(), scale_b.contiguous(),
+        None if bias is None else bias.contiguous(), out_dtype=out_dtype,
+    )  # fmt: skip
+
+
+def _dense(x: Tensor) -> Tensor:
+    """Give a matrix whose rows lie one after the other, from an aligned address."""
+    if x.stride() == (x.shape[1], 1) and not x.data_ptr() & 15:
+        return x
+    return x.clone(memory_format=torch.contiguous_format)
 
 
 def _native(
@@ -37,17 +47,15 @@ def _native(
     out_dtype: torch.dtype,
     bias: Tensor | None,
 ) -> bool:
+    """Whether a GPU has a product for these sizes and scales, however they lie."""
     (m, k), n = a.shape, b.shape[1]
     if not a.is_cuda or not m or not n or not k or k % 16 or n % 16:
-        return False
-    if a.stride() != (k, 1) or b.stride() != (1, k) or (a.data_ptr() | b.data_ptr()) & 15:
         return False
     if bias is not None and (bias.dtype != out_dtype or out_dtype not in _HALVES):
         return False
     by_row = scale_a.shape == (m, 1) and scale_b.shape == (1, n) and out_dtype == torch.bfloat16
-    contiguous = scale_a.is_contiguous() and scale_b.is_contiguous()
     whole = scale_a.numel() == 1 and scale_b.numel() == 1
-    return (whole or (by_row and contiguous)) and _multiplies(a.dtype, a.get_device())
+    return (whole or by_row) and _multiplies(a.dtype, a.get_device())
 
 
 @functools.cache

@@ -115,6 +115,7 @@ def multiply(
         return y
     if not a.shape[1]:
         return y.zero_() if bias is None else y.copy_(bias)
+    a, b = _dense(a, b)
     key = (
         a.dtype, a.shape, a.stride(), b.shape[1], b.stride(), scale_a.shape, scale_a.stride(),
         scale_b.shape, scale_b.stride(), out_dtype,
@@ -127,6 +128,26 @@ def multiply(
         remember(_launches, key, known)
     known.variant(known.programs, (a, b, scale_a, scale_b, bias, y), known.numbers)
     return y
+
+
+def _dense(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Give matrices that are loaded as vectors where K lets them be.
+
+    Others would be multiplied by other instructions, which sum float8 to other bits.
+    """
+    if a.shape[1] % _BYTES:
+        return a, b
+    columns = b.t()
+    if not _vectors(a):
+        a = a.clone(memory_format=torch.contiguous_format)
+    if not _vectors(columns):
+        columns = columns.clone(memory_format=torch.contiguous_format)
+    return a, columns.t()
+
+
+def _vectors(x: Tensor) -> bool:
+    """Whether the rows of a matrix can be loaded 16 bytes at once."""
+    return x.stride(1) == 1 and not (x.stride(0) | x.data_ptr()) % _BYTES
 
 
 def _find(

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from torch_ops.testing import layouts, values
 from torch_ops.testing.proof import Arguments, Proof, proof_of
-from torch_ops.testing.spec import Operand, Spec
+from torch_ops.testing.spec import Operand, Scalar, Spec
 
 
 def build(spec: Spec, device: torch.device | str = "cpu") -> Arguments:
@@ -39,11 +39,15 @@ def build(spec: Spec, device: torch.device | str = "cpu") -> Arguments:
             )
             out[name] = to_device(host, torch.device(device))
         elif name in params:
-            value = params[name]
-            out[name] = getattr(torch, value) if isinstance(value, str) else value  # a dtype
+            out[name] = parameter(params[name])
         elif name in shapes:
             out[name] = None
     return out
+
+
+def parameter(value: Scalar) -> Any:
+    """What a Spec's number stands for: a text for the dtype of that name."""
+    return getattr(torch, value) if isinstance(value, str) else value
 
 
 def filler(proof: Proof, spec: Spec, name: str) -> Callable[[Tensor], Tensor] | None:

@@ -25,7 +25,8 @@ from torch_ops.testing.proofs._ragged_laws import reordered
 ATTENTION = ("attention", "attention_with_lse")
 FORMS = (PACKED, PREFILL, DECODE)
 # All rows read these; everything else has a row a token along its first axis.
-SHARED = ("weight", "bias", "cos_sin_cache")
+SHARED = ("weight", "bias", "cos_sin_cache", "b", "scale_b", "w_gate_up", "w_down")
+TOGETHER = ("quantize_fp8_per_tensor",)  # one result depends on all rows
 ROW_ELEMENTS = 1 << 22  # of all tensors of a part together
 LOGITS = 1 << 24  # the oracle holds about six float64 values for each
 _Take = Callable[[Tensor], Tensor]
@@ -124,6 +125,8 @@ def parts_of(op: str, args: Arguments) -> list[Part]:
         return list(_sequence_parts(args))
     if catalogue()[op].mutates and "slot_mapping" in args:
         return [Part("whole caches", args, lambda output: output)]
+    if op in TOGETHER:
+        return [Part("whole tensor", args, lambda output: output)]
     return list(_row_parts(args))
 
 
@@ -147,8 +150,9 @@ def _sequence_parts(args: Arguments) -> Iterator[Part]:
 
 def _row_parts(args: Arguments) -> Iterator[Part]:
     """Rows know only themselves: the first, the last and some between, in one call."""
-    by_row = [n for n, a in args.items() if isinstance(a, Tensor) and n not in SHARED]
-    rows = args[by_row[0]].shape[0]
+    tensors = {n: a for n, a in args.items() if isinstance(a, Tensor) and n not in SHARED}
+    rows = next(iter(tensors.values())).shape[0]
+    by_row = [n for n, a in tensors.items() if a.dim() and a.shape[0] == rows]
     elements = sum(args[name].numel() for name in by_row)
     if elements <= ROW_ELEMENTS or args[by_row[0]].dim() == 1:
         yield Part("all rows", args, lambda output: output)
