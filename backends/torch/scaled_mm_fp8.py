@@ -11,8 +11,6 @@ from torch_ops.declarations.scaled_mm_fp8 import scaled_mm_fp8 as _declaration
 
 __all__ = ["scaled_mm_fp8"]
 
-_HALVES = (torch.float16, torch.bfloat16)
-
 
 def scaled_mm_fp8(
     a: Tensor,
@@ -51,9 +49,9 @@ def _native(
     (m, k), n = a.shape, b.shape[1]
     if not a.is_cuda or not m or not n or not k or k % 16 or n % 16:
         return False
-    if bias is not None and (bias.dtype != out_dtype or out_dtype not in _HALVES):
-        return False
-    by_row = scale_a.shape == (m, 1) and scale_b.shape == (1, n) and out_dtype == torch.bfloat16
+    if out_dtype != torch.bfloat16 or (bias is not None and bias.dtype != out_dtype):
+        return False  # cuBLAS has some sizes for no other dtype
+    by_row = scale_a.shape == (m, 1) and scale_b.shape == (1, n)
     whole = scale_a.numel() == 1 and scale_b.numel() == 1
     return (whole or by_row) and _multiplies(a.dtype, a.get_device())
 

@@ -139,9 +139,9 @@ def oracle(args: Arguments, contract: Any) -> tuple[Output, ...]:
     With ``S = sum |a b s_a s_b|`` and ``T = sum over groups of |their scaled sums|``, scales, sums
     of G groups and a bias c cost ``(6 + G) a T + 4 a (|y| + |c|)``, the result's rounding
     ``u |y| + eta``. Sums of int8 are exact. Those of float8 by tensor cores are not: each of the
-    ``n = K / 32`` steps aligns its products and what was summed to the largest of them and keeps
-    13 bits behind it, ``2^-13 n (P + M)`` in all, with P the largest partial sum and M the largest
-    product; float32 otherwise, ``(2 sqrt(K) + 4) a S``.
+    ``n = K / 32`` steps aligns its products and what was summed to the largest of them and cuts
+    each behind 13 bits, ``2^-13 sqrt(33) n (P + M)`` in all, with P the largest partial sum and M
+    the largest product; float32 otherwise, ``(2 sqrt(K) + 4) a S``.
     """
     a, b, dtype = args["a"].double(), args["b"].double(), args["out_dtype"]
     kind = contract_field(contract, "accumulator", "int32", "tensor_core")
@@ -170,7 +170,7 @@ def oracle(args: Arguments, contract: Any) -> tuple[Output, ...]:
     if kind == "tensor_core":
         steps = -(-a.shape[1] // 32)
         bound = bound + (2 * a.shape[1] ** 0.5 + 4) * unit.acc * absolute
-        bound = bound + 2.0**-13 * steps * (partial + product)
+        bound = bound + 2.0**-13 * 33**0.5 * steps * (partial + product)
     return (Output("out", value, bound, dtype),)
 
 
