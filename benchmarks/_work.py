@@ -7,8 +7,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torch_ops.testing.parts import ATTENTION, outputs_of
+from torch_ops.testing.parts import outputs_of
 from torch_ops.testing.proof import Arguments
+
+ATTENTION = ("attention", "attention_with_lse")
 
 
 class Work(NamedTuple):

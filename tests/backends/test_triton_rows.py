@@ -180,6 +180,7 @@ def _calls(shift: int) -> dict[str, tuple[Tensor, ...]]:
         "fused_add_rms_norm_": (x(), x(), w()),
         "silu_and_mul": (x(),),
         "gelu_and_mul": (x(),),
+        "quantize_int8_per_token": (x(),),
         "gelu_tanh_and_mul": (x(),),
         "apply_rope": rope,
         "apply_rope_": rope,

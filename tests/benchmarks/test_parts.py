@@ -12,7 +12,7 @@ from torch_ops.contracts import QuantizationContract
 from torch_ops.declarations import catalogue
 from torch_ops.testing.arguments import build
 from torch_ops.testing.compare import ViolationError
-from torch_ops.testing.parts import TOGETHER
+from torch_ops.testing.parts import is_whole
 from torch_ops.testing.proof import Arguments, proof_names, proof_of
 from torch_ops.testing.spec import Spec
 
@@ -21,7 +21,7 @@ from .specs import attention, small
 ROWS = [
     op
     for op in proof_names()
-    if not op.startswith("attention") and proof_of(op).fill is None and op not in TOGETHER
+    if not op.startswith("attention") and proof_of(op).fill is None and not is_whole(op)
 ]  # fmt: skip
 SEQUENCES = [op for op in proof_names() if "kv_indptr" in proof_of(op).arguments]
 CPU = torch.device("cpu")

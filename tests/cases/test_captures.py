@@ -60,7 +60,10 @@ def example(op: str, dtype: str = "bfloat16") -> Spec:
         (
             spec
             for spec in examples.specs(op, dtype)
-            if all(o.layout == "contig" and o.regime != "zeros" for _, o in spec.operands)
+            if all(
+                (o.layout == "contig" or name == "b") and o.regime != "zeros"
+                for name, o in spec.operands
+            )
             and spec.dim.get("hidden", 8) % 8 == 0
             and ("keys" not in spec.dim or _is_plain(spec))
         ),

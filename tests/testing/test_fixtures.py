@@ -56,8 +56,18 @@ def test_the_file_is_what_the_program_computes() -> None:
     assert computed == CASES
 
 
+# Codes, ids and compositions, whose values stand in tests/cases (rows Q and E), and products, which
+# a law compares with exact sums of whole numbers.
+ELSEWHERE = {
+    "fused_add_rms_norm_quant_fp8", "fused_experts", "moe_align_block_size",
+    "quantize_fp8_per_group", "quantize_fp8_per_tensor", "quantize_fp8_per_token",
+    "quantize_int8_per_token", "rms_norm_quant_fp8", "scaled_mm_fp8", "scaled_mm_int8",
+    "silu_and_mul_quant_fp8", "topk_softmax",
+}  # fmt: skip
+
+
 def test_every_op_has_fixtures_and_there_are_many() -> None:
-    assert {case["op"] for case in CASES} == set(proof_names())
+    assert {case["op"] for case in CASES} == set(proof_names()) - ELSEWHERE
     values = sum(torch.tensor(_floats(o)).numel() for case in CASES for o in case["outputs"])
     assert values >= 100
 

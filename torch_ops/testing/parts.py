@@ -22,11 +22,9 @@ from torch_ops.testing.proofs._paged import DECODE, PREFILL
 from torch_ops.testing.proofs._ragged import PACKED
 from torch_ops.testing.proofs._ragged_laws import reordered
 
-ATTENTION = ("attention", "attention_with_lse")
 FORMS = (PACKED, PREFILL, DECODE)
 # All rows read these; everything else has a row a token along its first axis.
 SHARED = ("weight", "bias", "cos_sin_cache", "b", "scale_b", "w_gate_up", "w_down")
-TOGETHER = ("quantize_fp8_per_tensor",)  # one result depends on all rows
 ROW_ELEMENTS = 1 << 22  # of all tensors of a part together
 LOGITS = 1 << 24  # the oracle holds about six float64 values for each
 _Take = Callable[[Tensor], Tensor]
@@ -117,15 +115,20 @@ def _refuse_nan(outputs: Sequence[Tensor], expected: Sequence[Expected]) -> None
             raise ViolationError("bound", f"{count} elements are NaN, in parts or outside of them")
 
 
+def is_whole(op: str) -> bool:
+    """Whether a result depends on all rows, as a scale of a whole tensor does."""
+    return getattr(catalogue()[op].contract, "per", None) == "tensor"
+
+
 def parts_of(op: str, args: Arguments) -> list[Part]:
     """Give the whole call where it is small, else parts that lie at both ends and in between."""
-    if op in ATTENTION:
-        return list(_attention_parts(args))
     if "kv_indptr" in args:
         return list(_sequence_parts(args))
+    if {"q", "k", "v"} <= args.keys():
+        return list(_attention_parts(args))
     if catalogue()[op].mutates and "slot_mapping" in args:
         return [Part("whole caches", args, lambda output: output)]
-    if op in TOGETHER:
+    if is_whole(op):
         return [Part("whole tensor", args, lambda output: output)]
     return list(_row_parts(args))
 

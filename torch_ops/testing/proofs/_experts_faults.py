@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from torch_ops.testing.arithmetic import compute_dtype
-from torch_ops.testing.batch_faults import batch_mutants
 from torch_ops.testing.faults import Kernel, generic_mutants
 from torch_ops.testing.proof import Mutant
 
@@ -143,5 +142,4 @@ MUTANTS = (
     Mutant("weights_of_row_before", ("row_permutation", "bound"),
            _rows(lambda t: t.roll(1, 0), 3)),
     *generic_mutants(experts()),
-    *batch_mutants(experts(), (0, 3, 4)),
 )  # fmt: skip

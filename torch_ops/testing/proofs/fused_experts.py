@@ -14,7 +14,7 @@ from torch_ops.testing import draw as pieces
 from torch_ops.testing._hypothesis import DrawFn
 from torch_ops.testing._hypothesis import strategies as st
 from torch_ops.testing.arithmetic import contract_field, rounding
-from torch_ops.testing.laws import alone, homogeneous, permuted_rows
+from torch_ops.testing.laws import homogeneous, permuted_rows
 from torch_ops.testing.layouts import LAYOUTS
 from torch_ops.testing.proof import Arguments, Law, Output, Pair, Proof, Shapes, Trial
 from torch_ops.testing.proofs._experts_faults import MUTANTS
@@ -227,7 +227,6 @@ LAWS = (
     Law("unselected", "experts that nobody chose aren't read", _unselected),
     homogeneous("scale", {"weights": 3}, (3,), "f(8 weights) == 8 f(weights)"),
     permuted_rows(("x", "weights", "ids"), "tokens don't know each other", oracle),
-    alone(("x", "weights", "ids")),
 )
 
 proof = Proof(
