@@ -93,10 +93,10 @@ def test_a_device_that_serves_no_more_is_lost(monkeypatch: pytest.MonkeyPatch) -
 def test_an_error_of_the_device_outside_of_calls_is_a_loss(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def check(output: Tensor, expected: Any) -> float:
+    def check(outputs: Any, expected: Any) -> float:
         raise torch.AcceleratorError("CUDA error: unspecified launch failure")
 
-    monkeypatch.setattr(examine, "check_output", check)
+    monkeypatch.setattr(examine, "check_outputs", check)
     with pytest.raises(DeviceLostError, match="AcceleratorError: CUDA error: unspecified") as seen:
         _examine(reference)
     assert seen.value.spec == SPEC.to_json()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import pkgutil
 from types import MappingProxyType
@@ -23,8 +24,16 @@ def catalogue() -> Mapping[str, Declaration]:
     from torch_ops.declare import declared
 
     if not _imported:
-        for module in sorted(info.name for info in pkgutil.iter_modules(__path__)):
-            if not module.endswith("__") and not module.startswith("_"):
-                importlib.import_module(f"{__name__}.{module}")
+        # What is declared stays. Looking for garbage among all of PyTorch's objects meanwhile takes
+        # as long as declaring does.
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            for module in sorted(info.name for info in pkgutil.iter_modules(__path__)):
+                if not module.endswith("__") and not module.startswith("_"):
+                    importlib.import_module(f"{__name__}.{module}")
+        finally:
+            if collects:
+                gc.enable()
         _imported = True
     return MappingProxyType(dict(sorted(declared.items())))
