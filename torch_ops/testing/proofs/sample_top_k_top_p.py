@@ -221,7 +221,7 @@ def _changed(change: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
 
 def _counting() -> Callable[..., Tensor]:
     count = itertools.count()
-    return _plain(stream=lambda seed, offset: uniforms(seed, offset + next(count)))
+    return _changed(lambda ids: ids + next(count) % 3)
 
 
 def _alternating() -> Callable[..., Tensor]:
@@ -274,7 +274,7 @@ MUTANTS = (
     Mutant("counting", ("rerun",), _counting()),
     Mutant("alternating", ("rerun",), _alternating()),
     Mutant("generator_of_process", ("rerun",),
-           _plain(stream=lambda s, _: torch.rand(s.shape, dtype=torch.float64))),
+           _changed(lambda ids: ids + torch.randint(2**31, ids.shape))),
     Mutant("seed_of_row_0", ("row_permutation", "batch_invariance", "bound"),
            _plain(stream=_by_row)),
     Mutant("number_of_row_before", ("row_permutation", "bound"), faults.of_row_before(KERNEL)),
