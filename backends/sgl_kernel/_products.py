@@ -72,7 +72,10 @@ def multiply(
     if not a.shape[0] or not b.shape[1]:
         return a.new_empty((a.shape[0], b.shape[1]), dtype=out_dtype)
     run, index = _library.operator(operator), a.get_device()
+    out: Tensor
     if index < 0 or index == torch.cuda.current_device():
-        return run(a, b, *scales, out_dtype, bias)
-    with torch.cuda.device(index):
-        return run(a, b, *scales, out_dtype, bias)
+        out = run(a, b, *scales, out_dtype, bias)
+    else:
+        with torch.cuda.device(index):
+            out = run(a, b, *scales, out_dtype, bias)
+    return out

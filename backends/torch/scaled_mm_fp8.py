@@ -21,7 +21,8 @@ def scaled_mm_fp8(
     bias: Tensor | None = None,
 ) -> Tensor:
     if not _native(a, b, scale_a, scale_b, out_dtype, bias):
-        return _declaration.reference(a, b, scale_a, scale_b, out_dtype, bias)
+        result: Tensor = _declaration.reference(a, b, scale_a, scale_b, out_dtype, bias)
+        return result
     if scale_a.numel() == 1 and scale_b.numel() == 1:
         scale_a, scale_b = scale_a.reshape(()), scale_b.reshape(())
     return torch._scaled_mm(

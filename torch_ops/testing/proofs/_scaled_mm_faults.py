@@ -33,7 +33,7 @@ def mutants(wide: torch.dtype, *, exact: bool) -> tuple[Mutant, ...]:
 
         def call(a: Tensor, b: Tensor, sa: Tensor, sb: Tensor, out: torch.dtype,
                  bias: Tensor | None = None) -> Tensor:  # fmt: skip
-            args = {"a": a, "b": b, "scale_a": sa, "scale_b": sb, "bias": bias}
+            args: dict[str, Any] = {"a": a, "b": b, "scale_a": sa, "scale_b": sb, "bias": bias}
             for name, change in changes.items():
                 if args[name] is not None:
                     args[name] = change(args[name])
