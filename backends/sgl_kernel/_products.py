@@ -15,16 +15,16 @@ from torch_ops import limits
 
 from . import _library
 
-__all__ = ["multiply", "refusal"]
+__all__ = ["multiply", "supports"]
 
 
-def refusal(
+def supports(
     a: Tensor,
     b: Tensor,
     scale_a: Tensor,
     scale_b: Tensor,
     out_dtype: torch.dtype,
-    bias: Tensor | None,
+    bias: Tensor | None = None,
 ) -> str | None:
     """Give why these can't be multiplied, or None."""
     if out_dtype not in limits.HALVES:

@@ -5,20 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ._products import multiply, refusal
+from ._products import multiply, supports
 
 __all__ = ["scaled_mm_fp8", "supports"]
-
-
-def supports(
-    a: Tensor,
-    b: Tensor,
-    scale_a: Tensor,
-    scale_b: Tensor,
-    out_dtype: torch.dtype,
-    bias: Tensor | None = None,
-) -> str | None:
-    return refusal(a, b, scale_a, scale_b, out_dtype, bias)
 
 
 def scaled_mm_fp8(

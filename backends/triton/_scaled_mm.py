@@ -11,7 +11,7 @@ from torch import Tensor
 from torch_ops.declarations._scaled_mm import BLOCK, forms
 
 from ._attention import arch_of
-from ._launch import INTERPRETED, WARP, Variant, remember
+from ._launch import INTERPRETED, WARP, Launch, remember
 from ._scaled_mm_kernel import multiply as kernel
 
 __all__ = ["Config", "config", "multiply", "refusal"]
@@ -91,14 +91,7 @@ def config(arch: str | None, m: int, lane: int, *, grouped: bool, exact: bool) -
     return Config(128, 256, 128, 8, 3) if exact else Config(256, 128, 128, 8, 3)
 
 
-class _Launch(NamedTuple):
-    variant: Variant
-    programs: int
-    numbers: tuple[int, ...]
-    lane: int
-
-
-_launches: dict[Any, _Launch] = {}
+_launches: dict[Any, Launch] = {}
 
 
 def multiply(
@@ -152,7 +145,7 @@ def _vectors(x: Tensor) -> bool:
 
 def _find(
     a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Tensor | None, *, aligned: bool
-) -> _Launch:
+) -> Launch:
     """Choose a kernel for matrices of these shapes and strides."""
     (m, k), n = a.shape, b.shape[1]
     left, right, grouped, blocked = forms(b, scale_a, scale_b)
@@ -178,7 +171,7 @@ def _find(
         options={"num_stages": chosen.stages},
     )  # fmt: skip
     programs = -(-m // chosen.block_m) * -(-n // chosen.block_n)
-    return _Launch(variant, programs, numbers, lane)
+    return Launch(variant, programs, numbers, lane)
 
 
 def _steps(scale: Tensor) -> list[int]:
