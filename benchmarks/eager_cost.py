@@ -62,6 +62,8 @@ def arguments_of(device: torch.device) -> dict[str, _Arguments]:
     cache = torch.cat([angle.cos(), angle.sin()]).expand(4, 64).contiguous()
     rope = (new(1, 4, 64), new(1, 2, 64), cache, torch.ones(1, dtype=torch.int64, device=device))
     parts = [(new(1, 4, 64), new(1, 4, dtype=torch.float32)) for _ in "ab"]
+    kv, slots = [new(1, 2, 64) for _ in "kv"], torch.ones(1, dtype=torch.int64, device=device)
+    min_p = torch.full((1,), 0.1, device=device)
     return {
         "rms_norm": (x, weight, 1e-6),
         "gemma_rms_norm": (x, weight, 1e-6),
@@ -72,6 +74,12 @@ def arguments_of(device: torch.device) -> dict[str, _Arguments]:
         "apply_rope": rope,
         "apply_rope_": rope,
         "merge_state": (*parts[0], *parts[1]),
+        "append_paged_kv_": (*kv, *(new(2, 16, 2, 64) for _ in kv), slots),
+        "quantize_fp8_per_token": (x,),
+        "rms_norm_quant_fp8": (x, weight, 1e-6),
+        "silu_and_mul_quant_fp8": (new(1, 128),),
+        "topk_softmax": (new(1, 64), 2, True),
+        "min_p_filter": (new(1, 64, dtype=torch.float32).softmax(-1), min_p),
     }
 
 
@@ -154,8 +162,8 @@ def _compiled(op: str, device: torch.device) -> dict[str, Any]:
 def table(report: dict[str, Any]) -> str:
     """Format the report for people."""
     versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
-    eager = "{:20}{:8}{:16}{:12}{:>9}{:>10}{:>10}{:>12}{:>9}"
-    compiled = "{:20}{:8}{:28}{:>9}{:>9}{:>9}"
+    eager = "{:24}{:8}{:16}{:12}{:>9}{:>10}{:>10}{:>12}{:>9}"
+    compiled = "{:24}{:8}{:28}{:>9}{:>9}{:>9}"
     lines = [
         f"{report['device']}, {versions}, load {report['load'][0]} before and "
         f"{report['load_after'][0]} after",

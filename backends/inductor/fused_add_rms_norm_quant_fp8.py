@@ -1,11 +1,22 @@
-"""The reference of fused_add_rms_norm_quant_fp8, compiled."""
+"""The compiled norm, then the compiled quantization: one graph of both sums a row otherwise."""
 
-from torch_ops.declarations.fused_add_rms_norm_quant_fp8 import (
-    fused_add_rms_norm_quant_fp8 as _declaration,
-)
+from __future__ import annotations
 
-from ._compiled import compiled
+from torch import Tensor
 
-fused_add_rms_norm_quant_fp8, supports = compiled(
-    _declaration, row_arguments=("x", "residual"), float8=True
-)
+from . import fused_add_rms_norm as norm
+from . import quantize_fp8_per_token as quantization
+
+__all__ = ["fused_add_rms_norm_quant_fp8", "supports"]
+
+
+def fused_add_rms_norm_quant_fp8(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-6
+) -> tuple[Tensor, Tensor, Tensor]:
+    normed, residual_out = norm.fused_add_rms_norm(x, residual, weight, eps)
+    q, scale = quantization.quantize_fp8_per_token(normed)
+    return q, scale, residual_out
+
+
+def supports(x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-6) -> str | None:
+    return norm.supports(x, residual, weight, eps) or quantization.supports(x)

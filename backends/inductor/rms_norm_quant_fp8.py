@@ -1,7 +1,20 @@
-"""The reference of rms_norm_quant_fp8, compiled."""
+"""The compiled norm, then the compiled quantization: one graph of both sums a row otherwise."""
 
-from torch_ops.declarations.rms_norm_quant_fp8 import rms_norm_quant_fp8 as _declaration
+from __future__ import annotations
 
-from ._compiled import compiled
+from torch import Tensor
 
-rms_norm_quant_fp8, supports = compiled(_declaration, row_arguments=("x",), float8=True)
+from . import quantize_fp8_per_token as quantization
+from . import rms_norm as norm
+
+__all__ = ["rms_norm_quant_fp8", "supports"]
+
+
+def rms_norm_quant_fp8(x: Tensor, weight: Tensor, eps: float = 1e-6) -> tuple[Tensor, Tensor]:
+    normed = norm.rms_norm(x, weight, eps)
+    q, scale = quantization.quantize_fp8_per_token(normed)
+    return q, scale
+
+
+def supports(x: Tensor, weight: Tensor, eps: float = 1e-6) -> str | None:
+    return norm.supports(x, weight, eps) or quantization.supports(x)
