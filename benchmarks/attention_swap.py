@@ -8,7 +8,9 @@ GPU, with CUDA graphs; after every swap the output must be the eager one of the 
 from __future__ import annotations
 
 import functools
+import json
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -124,7 +126,7 @@ def _one(mode: str, apart: bool, device: str, dtype: torch.dtype) -> dict[str, A
         for _ in range(5):
             call(q, k, v)
     times = _steady([functools.partial(call, q, k, v) for call in calls], synchronize)
-    return {
+    row = {
         "mode": mode,
         "apart": apart,
         "right": all(right),
@@ -135,6 +137,8 @@ def _one(mode: str, apart: bool, device: str, dtype: torch.dtype) -> dict[str, A
         "native_us": round(times[1], 1),
         "ratio": round(times[0] / times[1], 3),
     }
+    print(json.dumps(row), file=sys.stderr, flush=True)
+    return row
 
 
 def _compiled(stack: _Stack, mode: str, apart: bool) -> Callable[..., Tensor]:

@@ -1,7 +1,19 @@
-"""The reference of silu_and_mul_quant_fp8, compiled."""
+"""The compiled gate, then the compiled quantization: one graph of both gave other bits on sm_90."""
 
-from torch_ops.declarations.silu_and_mul_quant_fp8 import silu_and_mul_quant_fp8 as _declaration
+from __future__ import annotations
 
-from ._compiled import compiled
+from torch import Tensor
 
-silu_and_mul_quant_fp8, supports = compiled(_declaration, row_arguments=("x",), float8=True)
+from . import quantize_fp8_per_token as quantization
+from . import silu_and_mul as gate
+
+__all__ = ["silu_and_mul_quant_fp8", "supports"]
+
+
+def silu_and_mul_quant_fp8(x: Tensor) -> tuple[Tensor, Tensor]:
+    q, scale = quantization.quantize_fp8_per_token(gate.silu_and_mul(x))
+    return q, scale
+
+
+def supports(x: Tensor) -> str | None:
+    return gate.supports(x) or quantization.supports(x)
