@@ -46,3 +46,32 @@ def _rate(row: dict[str, Any], name: str) -> float:
     """Give TFLOP/s or TB/s; nothing is drawn where there is no time."""
     rate: float = row["cells"].get(name, {}).get("rate", 0.0)
     return rate if row["flops"] is not None else rate / 1e3
+
+
+def ratios(report: dict[str, Any], path: Path) -> None:
+    """Draw each call as a line of marks: every candidate's time over the best backend's."""
+    import matplotlib as mpl
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
+
+    rows = [row for row in report["rows"] if row["best"] is not None]
+    names = list(dict.fromkeys(name for row in rows for name in row["cells"]))
+    with mpl.rc_context({"svg.hashsalt": "torch_ops", "svg.fonttype": "none", "font.size": 8}):
+        figure = Figure(figsize=(8.0, 1.2 + 0.16 * len(rows)))
+        FigureCanvasSVG(figure)
+        axes = figure.add_subplot()
+        for name in names:
+            at = [i for i, row in enumerate(rows) if "ratio" in row["cells"].get(name, {})]
+            over = [rows[i]["cells"][name]["ratio"] for i in at]
+            marker, size = ("|", 60) if name == SELECTED else ("o", 14)
+            color = _COLOR.get(name, "#cc79a7")
+            axes.scatter(over, at, s=size, c=color, marker=marker, label=name)
+        axes.set_xscale("log", base=2)
+        axes.axvline(1.0, color="black", linewidth=0.6)
+        axes.set_yticks(range(len(rows)), [row["call"] for row in rows], fontsize=6)
+        axes.set_ylim(len(rows) - 0.5, -0.5)
+        axes.set_xlabel("time over the best backend's")
+        axes.set_title(f"{report['device']}, torch {report['versions']['torch']}")
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
+        figure.savefig(path, format="svg", bbox_inches="tight", metadata={"Date": None})

@@ -78,11 +78,29 @@ def run(
         seconds: When to stop; calls that weren't reached are listed as not measured.
         workers: How many processes compile ahead, for at most half of the time.
     """
-    started, device = time.monotonic(), _measure.device_here()
-    report: dict[str, Any] = {"benchmark": "ops", **_measure.machine(device), "rows": []}
-    left_out: list[str] = []
-    report["not_measured"] = left_out
+    device, left_out = _measure.device_here(), list[str]()
     waiting = list(_jobs(op or sorted(catalogue()), dtype or DTYPES, device, left_out))
+    return {"benchmark": "ops", **measure(waiting, device, left_out, seconds, workers)}
+
+
+def measure(
+    waiting: list[Job],
+    device: torch.device,
+    left_out: list[str],
+    seconds: float | None = None,
+    workers: int | None = None,
+) -> dict[str, Any]:
+    """Check and time calls; gives a report without its name.
+
+    Args:
+        waiting: The calls; emptied.
+        device: Where they run.
+        left_out: Texts that name other calls, and why they aren't measured; those that weren't
+            reached are added.
+        seconds, workers: As of `run`.
+    """
+    started = time.monotonic()
+    report: dict[str, Any] = {**_measure.machine(device), "rows": [], "not_measured": left_out}
     limit = None if seconds is None else max(seconds - OUTPUT_SECONDS, seconds / 2)
     make = Maker(device, KEPT_BYTES if device.type == "cuda" else 0)
     try:
