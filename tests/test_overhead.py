@@ -32,4 +32,5 @@ def test_eager_cost_is_within_its_limits() -> None:
     assert {(row["op"], row["mode"]) for row in rows} == {
         (op, mode) for op in ("rms_norm", "fused_add_rms_norm_") for mode in ("grad", "inference")
     }
+    assert reports[-1]["guard_us"] <= 3.0
     assert reports[-1]["ok"], [(row["op"], row["mode"], row["ratios"]) for row in rows]
