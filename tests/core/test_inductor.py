@@ -16,6 +16,8 @@ from torch_ops.contracts import Contract
 
 WEIGHT = torch.linspace(0.5, 1.5, 8)
 CACHE, POSITIONS = torch.randn(8, 16), torch.arange(3)
+SLOTS = torch.tensor([2, 5, -1])
+LATER = (SLOTS, SLOTS + 4)
 
 
 @pytest.fixture(autouse=True)
@@ -77,6 +79,11 @@ def test_intermediate_results_of_odd_strides() -> None:
     compare(model, torch.randn(8, 6).repeat(1, 2)[:, :8].contiguous())
 
 
+def _rotate_and_keep(qkv: Tensor, cache: Tensor) -> None:
+    ops.apply_rope_(qkv[:, :4], qkv[:, 4:6], CACHE, POSITIONS)
+    ops.append_paged_kv_(qkv[:, 4:6], qkv[:, 6:], cache[0], cache[1], SLOTS)
+
+
 WRITES: dict[str, tuple[Callable[..., Any], tuple[int, ...], tuple[int, ...]]] = {
     "twice": (
         lambda x, r: [ops.fused_add_rms_norm_(x, r, WEIGHT) for _ in range(2)] and None,
@@ -102,6 +109,75 @@ WRITES: dict[str, tuple[Callable[..., Any], tuple[int, ...], tuple[int, ...]]] =
         lambda qkv, x: ops.apply_rope_(*qkv.split([4, 2, 2], 1)[:2], CACHE, POSITIONS),
         (3, 8, 16),
         (1,),
+    ),
+    "rows": (lambda x, r: ops.fused_add_rms_norm_(x[1:3], r[:2], WEIGHT), (4, 8), (3, 8)),
+    "one row each": (
+        lambda x, r: [ops.fused_add_rms_norm_(x[i], r[i], WEIGHT) for i in range(3)] and None,
+        (3, 8),
+        (3, 8),
+    ),
+    "flattened": (
+        lambda x, r: ops.fused_add_rms_norm_(x.view(-1, 8), r.view(-1, 8), WEIGHT),
+        (2, 3, 8),
+        (2, 3, 8),
+    ),
+    "chunks of columns": (
+        lambda x, r: ops.fused_add_rms_norm_(*x.chunk(2, -1), WEIGHT),
+        (3, 16),
+        (1,),
+    ),
+    "transposed": (
+        lambda x, r: ops.fused_add_rms_norm_(x.transpose(0, 1), r.transpose(0, 1), WEIGHT),
+        (2, 3, 8),
+        (2, 3, 8),
+    ),
+    "residual of two layers": (
+        lambda x, r: [ops.fused_add_rms_norm_(part, r, WEIGHT) for part in x] and None,
+        (2, 3, 8),
+        (3, 8),
+    ),
+    "a cache": (
+        lambda kv, c: ops.append_paged_kv_(kv[0], kv[1], c[0], c[1], SLOTS),
+        (2, 3, 2, 8),
+        (2, 4, 4, 2, 8),
+    ),
+    "two layers on one cache": (
+        lambda kv, c: [ops.append_paged_kv_(kv[i], kv[i], *c, LATER[i]) for i in (0, 1)] and None,
+        (2, 3, 2, 8),
+        (2, 4, 4, 2, 8),
+    ),
+    "layers of one tensor of caches": (
+        lambda kv, c: [ops.append_paged_kv_(*kv, *c[i].unbind(0), SLOTS) for i in (0, 1)] and None,
+        (2, 3, 2, 8),
+        (2, 2, 4, 4, 2, 8),
+    ),
+    "packed keys and values of a cache": (
+        lambda kv, c: ops.append_paged_kv_(*kv, c[:, 0], c[:, 1], SLOTS),
+        (2, 3, 2, 8),
+        (4, 2, 4, 2, 8),
+    ),
+    "heads of packed projections": (
+        lambda qkv, c: ops.append_paged_kv_(qkv[:, 4:6], qkv[:, 6:], c[0], c[1], SLOTS),
+        (3, 8, 8),
+        (2, 4, 4, 2, 8),
+    ),
+    "heads first in a cache": (
+        lambda kv, c: ops.append_paged_kv_(*kv, *(x.transpose(1, 2) for x in c), SLOTS),
+        (2, 3, 2, 8),
+        (2, 4, 2, 4, 8),
+    ),
+    "rotated, then kept": (_rotate_and_keep, (3, 8, 16), (2, 4, 4, 2, 16)),
+    "query and key of one tensor": (
+        lambda qk, x: ops.apply_rope_(qk[0], qk[1], CACHE, POSITIONS),
+        (2, 3, 4, 16),
+        (1,),
+    ),
+    "rotated twice": (
+        lambda q, k: (
+            [ops.apply_rope_(q, k, CACHE, POSITIONS, flag) for flag in (True, False)] and None
+        ),
+        (3, 4, 16),
+        (3, 2, 16),
     ),
 }
 
