@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import torch_ops
-from torch_ops import Backend, BackendUnavailableError, Platform, calls, ops
+from torch_ops import Backend, BackendUnavailableError, Platform, calls, discovery, ops
+from torch_ops.declarations import catalogue
 from torch_ops.registry import registry
 
 from . import sites
@@ -41,6 +42,15 @@ def test_what_they_serve() -> None:
     sequences = {"varlen_attention", "varlen_attention_with_lse", "paged_prefill", "paged_decode"}
     dense = {"layer_norm", "attention", "attention_with_lse"}
     assert set(SERVED["flashinfer"]) == shared | dense | sequences
+
+
+@pytest.mark.parametrize("backend", sites.PACKAGES)
+def test_every_other_op_is_declined_with_a_reason(backend: str) -> None:
+    declined = discovery.packages()[backend].declined
+    assert set(declined) == set(catalogue()) - set(SERVED[backend])
+    for reason in declined.values():
+        assert reason[0].islower()
+        assert not reason.endswith(".")
 
 
 @pytest.mark.parametrize("platform", ELSEWHERE, ids=str)
