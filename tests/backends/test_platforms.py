@@ -139,11 +139,11 @@ POISONED = """
 
     class Poison:
         def find_spec(self, name, path=None, target=None):
-            if name.partition(".")[0] in ("flashinfer", "sgl_kernel", "triton"):
+            if name.partition(".")[0] in ("aiter", "flashinfer", "sgl_kernel", "triton"):
                 raise AssertionError(f"{name} was looked for")
 
     if {blocked}:
-        sys.modules.update(dict.fromkeys(("flashinfer", "sgl_kernel", "triton")))
+        sys.modules.update(dict.fromkeys(("aiter", "flashinfer", "sgl_kernel", "triton")))
     import torch
     import torch_ops
     from torch_ops import Platform, ops
@@ -154,7 +154,7 @@ POISONED = """
         for platform in (Platform.cpu(), Platform.rocm("gfx942"), Platform.cuda((9, 0))):
             str(torch_ops.explain(op, platform=platform))
         torch_ops.select_kernel(op, "torch", platform=Platform.rocm("gfx942"))
-    assert not any(sys.modules.get(name) for name in ("flashinfer", "sgl_kernel"))
+    assert not any(sys.modules.get(name) for name in ("aiter", "flashinfer", "sgl_kernel"))
     print("done")
 """
 
@@ -162,7 +162,7 @@ POISONED = """
 @pytest.mark.parametrize("blocked", [False, True])
 def test_nothing_is_imported_to_list_explain_and_run(tmp_path: Path, blocked: bool) -> None:
     """Packages that raise at their import, and packages that ``sys.modules`` says aren't there."""
-    for backend in sites.PACKAGES:
+    for backend in sites.EVERY:
         sites.install(tmp_path, backend)
     assert sites.python(POISONED.replace("{blocked}", str(blocked)), tmp_path) == "done\n"
 
