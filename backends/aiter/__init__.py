@@ -12,15 +12,12 @@ from torch_ops.platform import Requirement
 __all__ = ["available", "declined", "requires"]
 
 _ATTENTION = (
-    "probabilities are cut to float16, not rounded, and to bfloat16 as its build was told (the "
-    "op's contract: in the dtype of q)"
+    "probabilities are cut, not rounded, to float16, and to bfloat16 as its build was told (the "
+    "op's bound: one rounding)"
 )
 _PAGED = "its tables of pages have a row for each sequence: making them of packed lists reads them"
 _ROPE = "cosines and sines are tables of their own: the cache would be taken apart at every call"
-_QUANTIZED_NORM = (
-    "the norm is quantized before it is rounded, and a row of zeros gets a scale of 0 (the op's "
-    "contract: quantized as rounded, the scale of an amax of 1e-10)"
-)
+_UNROUNDED = "what is quantized isn't rounded before (the op's contract: quantized as rounded)"
 
 requires = frozenset({Requirement.rocm(["gfx942", "gfx950"])})
 declined = {
@@ -28,8 +25,10 @@ declined = {
     "apply_rope_": _ROPE,
     "attention": _ATTENTION,
     "attention_with_lse": _ATTENTION,
-    "fused_add_rms_norm_quant_fp8": _QUANTIZED_NORM,
-    "fused_experts": "fused_moe reads weights that were shuffled: all would be copied",
+    "fused_add_rms_norm_quant_fp8": _UNROUNDED,
+    "fused_experts": (
+        "what experts give is added in the dtype of x, as it comes (the op's contract: in float32)"
+    ),
     "layer_norm": "whether it rounds or cuts results is decided by flags of its build",
     "merge_state": "none of its kernels merges states by their LSEs",
     "min_p_filter": "none of its kernels filters by min-p",
@@ -42,14 +41,12 @@ declined = {
         "a row of zeros gets a scale of 0 (the op's contract: the scale of an amax of 1e-10)"
     ),
     "quantize_int8_per_token": "codes are cut, not rounded (the op's contract: nearest_even)",
-    "rms_norm_quant_fp8": _QUANTIZED_NORM,
+    "rms_norm_quant_fp8": _UNROUNDED,
     "sample_top_k_top_p": (
         "rows are drawn by rejection, by a generator without a seed for each row (the op's "
         "contract: one number of 62 bits for a row, of its seed and offset)"
     ),
-    "silu_and_mul_quant_fp8": (
-        "the product is quantized before it is rounded (the op's contract: quantized as rounded)"
-    ),
+    "silu_and_mul_quant_fp8": _UNROUNDED,
     "top_k_renorm_probs": (
         "all that equal the k-th are kept (the op's contract: k of them, the lowest indices first)"
     ),

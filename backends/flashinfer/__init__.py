@@ -1,4 +1,4 @@
-"""FlashInfer's kernels: compiled by nvcc at their first use, for fp16 and bf16 on NVIDIA GPUs.
+"""FlashInfer's kernels, compiled by nvcc at their first use: fp16, bf16, float8 on NVIDIA GPUs.
 
 Limits and layouts are those of the sources of 0.6.13. Its compiled functions are called directly,
 so that a later series, whose functions may differ, is refused.

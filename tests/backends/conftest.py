@@ -21,8 +21,8 @@ _sequences = examples.part("flashinfer", "_sequences")
 _library = examples.part("sgl_kernel", "_library")
 _aiter = examples.part("aiter", "_library")
 _CACHED = (
-    _modules.norm, _modules.activation, _modules.rope, _modules.cascade, _prefill._single,
-    _ragged.load, _library.operator, _aiter.function,
+    _modules.norm, _modules.activation, _modules.rope, _modules.cascade, _modules.product,
+    _prefill._single, _ragged.load, _library.operator, _aiter.function,
 )  # fmt: skip
 _NAMES = ("flashinfer", "sgl_kernel", "aiter", "attention layer")
 
@@ -82,6 +82,7 @@ def flashinfer(
     model.install(monkeypatch)
     stream = _Stream()
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: stream)
+    monkeypatch.setattr(torch.cuda, "current_blas_handle", lambda: model_flashinfer.HANDLE)
     yield model
     monkeypatch.undo()
 
