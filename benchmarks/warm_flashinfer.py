@@ -45,6 +45,11 @@ _ROWS = {
     "cascade": (
         'kernel("merge_state")(*[new(1, 1, 64), new(1, 1, dtype=torch.float32)] * 2)'
     ),
+    "gemm": (
+        "ops.scaled_mm_fp8(new(16, 16, dtype=torch.float8_e4m3fn), "
+        "new(16, 16, dtype=torch.float8_e4m3fn).t(), *[new(1, dtype=torch.float32)] * 2, "
+        'torch.bfloat16, backend="flashinfer")'
+    ),
 }  # fmt: skip
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from . import math64
 
 HALVES = (torch.float16, torch.bfloat16)
+HANDLE = 0x5EED  # of cuBLAS, on a machine without a GPU
 
 
 class Model:
@@ -50,6 +51,9 @@ class Model:
             "activation": {"get_act_and_mul_module": self._activation_module},
             "rope": {"get_rope_module": self._rope_module},
             "cascade": {"get_cascade_module": self._cascade_module},
+            "jit.gemm": {
+                "gen_gemm_module": lambda: SimpleNamespace(build_and_load=self._gemm_module)
+            },
             "prefill": {
                 "get_single_prefill_module": self._single_module,
                 "get_batch_prefill_module": self._batch_module,
@@ -162,6 +166,35 @@ class Model:
                 out.copy_(result)
 
         return self.compiled("cascade", merge_state=merge)
+
+    def _gemm_module(self) -> SimpleNamespace:
+        def bmm_fp8(
+            a: Tensor, b: Tensor, out: Tensor, scale_a: Tensor, scale_b: Tensor, workspace: Tensor,
+            handle: int,
+        ) -> None:  # fmt: skip
+            (one, m, k), n = a.shape, b.shape[2]
+            assert one == 1
+            assert a.dtype is b.dtype is torch.float8_e4m3fn
+            assert out.dtype is torch.bfloat16
+            assert tuple(b.shape) == (1, k, n)
+            assert tuple(out.shape) == (1, m, n)
+            assert a.stride()[1:] == (k, 1)
+            assert b.stride()[1:] == (1, k)
+            assert out.is_contiguous()
+            assert k % 16 == n % 16 == 0
+            assert m * n * k
+            for x in (a, b, out):
+                assert x.data_ptr() % 16 == 0
+            for scale in (scale_a, scale_b):
+                assert scale.dtype is torch.float32
+                assert scale.numel() == 1
+            assert workspace.dtype is torch.uint8
+            assert workspace.numel() == 32 << 20
+            self.called.append(("bmm_fp8", handle))
+            total = a[0].double() @ b[0].double()
+            out[0] = total * scale_a.double().reshape(()) * scale_b.double().reshape(())
+
+        return self.compiled("gemm", bmm_fp8=bmm_fp8)
 
     def _single_module(self, backend: str, *kind: Any) -> None:
         q, kv, out, head_dim, value_dim, encoding, windowed, capped, reduced = kind

@@ -69,17 +69,26 @@ def test_info(shell: Shell) -> None:
     ]
 
 
-def test_info_names_what_no_package_provides(shell: Shell) -> None:
-    for backend in shell.json("info")["backends"]:
-        if not backend["distributions"]:
-            assert backend["usable"] is False
-            assert backend["reasons"] == ["no installed package provides it"]
+def unserved(backend: str) -> None:
+    for op in torch_ops.registry.ops():
+        for spec in torch_ops.registry.get(op):
+            if spec.backend == backend:
+                torch_ops.registry.unregister(spec)
+
+
+def test_info_names_what_no_package_provides(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    unserved("aiter")
+    monkeypatch.delitem(discovery.packages(), "aiter")
+    (alone,) = [b for b in shell.json("info")["backends"] if not b["distributions"]]
+    assert (alone["name"], alone["usable"]) == ("aiter", False)
+    assert alone["reasons"] == ["no installed package provides it"]
 
 
 def test_info_says_why_a_backend_runs_on_no_device_here(
     shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("torch_ops.cli.inventory._devices", lambda: ["cpu"])
+    unserved("aiter")
     torch_ops.register_kernel(
         torch_ops.KernelSpec(
             "only_registered", "aiter", "math:sqrt", frozenset({torch_ops.Requirement.rocm()})
