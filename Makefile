@@ -14,9 +14,6 @@ BIN := $(VENV)/bin
 CANDIDATES := $(or $(PYTHON),python3 python3.13 python3.12 python3.11 python)
 READY := $(VENV)/ready-$(notdir $(CONSTRAINTS))
 CHECKED := torch_ops backends tests benchmarks
-# With gcc 12 Inductor's precompiled header takes 7 s to make, and 2 s to read, as the headers do.
-PYTEST := OMP_NUM_THREADS=$(THREADS) TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS=0 \
-  $(BIN)/pytest -n $(PROCESSES) --dist loadfile
 
 .PHONY: help setup demo test test-exhaustive lint format clean
 .DEFAULT_GOAL := help
@@ -35,11 +32,15 @@ setup: $(READY)
 demo: $(READY)
 	@$(BIN)/torch-ops demo
 
+# With gcc 12 Inductor's precompiled header takes 7 s to make, and 2 s to read, as the headers do.
+test test-exhaustive: export OMP_NUM_THREADS := $(THREADS)
+test test-exhaustive: export TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS := 0
+
 test: $(READY)
-	@$(PYTEST) -m "not exhaustive"
+	@$(BIN)/pytest -n $(PROCESSES) --dist loadfile -m "not exhaustive"
 
 test-exhaustive: $(READY)
-	@$(PYTEST)
+	@$(BIN)/pytest -n $(PROCESSES) --dist loadfile
 
 lint: $(READY)
 	$(BIN)/ruff check $(CHECKED)
