@@ -46,9 +46,9 @@ class Config(NamedTuple):
 def config(arch: str | None, itemsize: int, heads: int, widths: int, lane: int) -> Config:
     """Choose tile sizes.
 
-    On Hopper 64 heads fill its matrix instructions. Their sums are half of the registers, their
-    queries, a tile and the one that is loaded all of shared memory. Fewer heads, which the loads
-    keep waiting, run two programs. As in `_attention`, what is loaded element by element goes to
+    From Hopper on 64 heads fill a matrix instruction; their sums are half of the registers, their
+    queries and three tiles nearly all of shared memory. Up to 16 heads wait for loads alone: two
+    programs of them are in flight. As in `_attention`, what is loaded element by element goes to
     tensor cores that don't work on their own.
 
     Args:
@@ -66,7 +66,7 @@ def config(arch: str | None, itemsize: int, heads: int, widths: int, lane: int) 
         return Config(16 if heads <= 16 else 32, 32, 4, 1, 2, 4)
     memory = shared_memory(arch)
     if heads > 16 and lane > 1 and arch in ("sm_90", "sm_100", "sm_103"):
-        return Config(64, 64, 8, 2, 1, 2)
+        return Config(64, 32, 8, 3, 1, 4)
     key = widths * itemsize
     rows, stages = (32, 3) if heads > 16 and (32 + 2 * 32) * key < memory - 8192 else (16, 3)
     used = (rows + 32 * (stages - 1)) * key + 2048  # what warps exchange, and what is reserved
