@@ -13,7 +13,8 @@ from torch_ops.testing.verify import verify
 DTYPES = ("float32", "bfloat16")
 ONE = {
     "fused_experts": "bfloat16", "moe_align_block_size": "int32",
-    "append_paged_kv_": "bfloat16", "paged_decode": "float16", "paged_prefill": "float32",
+    "append_paged_kv_": "bfloat16", "mla_decode": "bfloat16",
+    "paged_decode": "float16", "paged_prefill": "float32",
     "min_p_filter": "float32", "sample_top_k_top_p": "float32", "top_k_renorm_probs": "float32",
     "top_p_renorm_probs": "float32",
     "fused_add_rms_norm_quant_fp8": "bfloat16", "quantize_fp8_per_group": "float16",
