@@ -127,9 +127,9 @@ def _latents(rows: int, dtype: torch.dtype) -> Arguments:
     table = {name: made for name, made in _pages(rows, dtype).items() if name.startswith("kv_")}
     return {
         "q_nope": torch.randn(rows, 4, HIDDEN, dtype=dtype),
-        "q_pe": torch.randn(rows, 4, 8, dtype=dtype),
+        "q_pe": torch.randn(rows, 4, 6, dtype=dtype),
         "ckv_cache": torch.randn(PAGES, 4, HIDDEN, dtype=dtype),
-        "kpe_cache": torch.randn(PAGES, 4, 8, dtype=dtype),
+        "kpe_cache": torch.randn(PAGES, 4, 6, dtype=dtype),
         **table,
         "scale": 0.25,
     }
