@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -105,20 +107,22 @@ def _constant_latents(trial: Trial) -> Pairs:
 
 def _heads(trial: Trial) -> Pairs:
     """In reverse order, and the last of them without the others."""
-    queries = {n: trial.args[n] for n in FORM.queries}
     count = trial.args["q_nope"].shape[1]
     if count < 2:
         return None
     pairs: list[Pair] = []
-    last = slice(count - count // 2, count)
-    for what, got, pick in (
-        ("heads reversed", {n: q.flip(1) for n, q in queries.items()}, lambda o: o.flip(1)),
-        ("some heads alone", {n: q[:, last] for n, q in queries.items()}, lambda o: o[:, last]),
+    for what, heads in (
+        ("heads reversed", [*range(count)][::-1]),
+        ("some heads alone", [*range(count - count // 2, count)]),
     ):
-        base = [pick(output) for output in trial.outputs]
-        found = trial.run(**{n: q.contiguous() for n, q in got.items()})
-        pairs += close(trial, what, found, base, pick)
+        found = trial.run(**{n: trial.args[n][:, heads] for n in FORM.queries})
+        base = [output[:, heads] for output in trial.outputs]
+        pairs += close(trial, what, found, base, _taking(heads))
     return pairs
+
+
+def _taking(heads: list[int]) -> Callable[[Tensor], Tensor]:
+    return lambda bound: bound[:, heads]
 
 
 LAWS = (

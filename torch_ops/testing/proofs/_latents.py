@@ -6,6 +6,7 @@ One key of all heads: a latent and a rotated part, side by side; the latent is t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -33,7 +34,7 @@ DIMS: dict[str, Dims] = {
                     spare=3),
     "ragged": sized([], [5, 4, 2, 0, 9], heads=4, latent=32, rope=8, pad=2, page_size=4, spare=5),
     "ends": sized([], [0, 17, 3], heads=6, latent=24, rope=3, pad=3, page_size=8, spare=4),
-    "tile": sized([], [40, 9], heads=128, latent=16, rope=8, pad=0, page_size=13, spare=1),
+    "tile": sized([], [20, 9], heads=72, latent=16, rope=8, pad=0, page_size=13, spare=1),
     "wide": sized([], [9, 20], heads=3, latent=512, rope=64, pad=0, page_size=64, spare=1),
     "far": sized([], [5, 9], heads=2, latent=1, rope=1, pad=1, page_size=1, spare=66_000),
 }  # fmt: skip
@@ -145,7 +146,9 @@ def strategy(dtype: str, budget: int) -> SearchStrategy[Spec]:
     return _specs(dtype, budget)
 
 
-def _plain(dtype: str, dims: Dims, scale: float = 0.25, **looks: Operand) -> Spec:
+def _plain(
+    dtype: str, dims: Dims, looks: Mapping[str, Operand] = MappingProxyType({}), scale: float = 0.25
+) -> Spec:
     return spec_of(OP, FORM, dims, {"q_nope": Operand(dtype), **looks}, {"scale": scale})
 
 
@@ -167,7 +170,7 @@ def classes(dtype: str) -> list[Spec]:
     """
     dims = sized([], [4, 2], heads=2, latent=8, rope=8, pad=0, page_size=2, spare=0)
     return [
-        _plain(dtype, dims, **{name: Operand(dtype, specials=((13, "nan"),))})
+        _plain(dtype, dims, {name: Operand(dtype, specials=((13, "nan"),))})
         for name in ("q_nope", "q_pe", "ckv_cache", "kpe_cache")
     ]
 
@@ -180,5 +183,5 @@ def named(dtype: str) -> dict[str, Spec]:
             "batch": batch, "qo": 1, "kv": keys, "heads": heads, "latent": 512, "rope": 64,
             "page_size": 64, "pad": 0, "spare": 0,
         }  # fmt: skip
-        found[f"{model}, {batch}x{keys}"] = _plain(dtype, dims, DEEPSEEK_SCALE)
+        found[f"{model}, {batch}x{keys}"] = _plain(dtype, dims, scale=DEEPSEEK_SCALE)
     return found
