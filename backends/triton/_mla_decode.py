@@ -17,7 +17,7 @@ from ._paged_decode_kernel import unite
 from ._pages import id_count, lane_of_steps, regular, regular_pages, steps_of
 from ._rows import power_of_two
 
-__all__ = ["Config", "config", "forward", "unfit"]
+__all__ = ["CONFIGS", "Config", "config", "forward", "unfit"]
 
 _BYTES = 16
 _LONGEST, _LONGEST_ROTATED = 512, 256
@@ -41,6 +41,17 @@ class Config(NamedTuple):
     stages: int
     programs: int
     least: int
+
+
+# What `python -m benchmarks latents --configs` compares on a GPU of sm_90.
+CONFIGS = tuple(
+    Config(*numbers)
+    for numbers in (
+        (64, 32, 8, 3, 1, 4), (64, 64, 8, 2, 1, 2), (64, 32, 8, 2, 1, 4), (32, 32, 8, 3, 1, 4),
+        (16, 32, 4, 3, 2, 4), (16, 32, 4, 4, 1, 4), (16, 64, 4, 3, 1, 2), (16, 32, 8, 3, 2, 4),
+        (16, 16, 4, 4, 3, 8),
+    )
+)  # fmt: skip
 
 
 def config(arch: str | None, itemsize: int, heads: int, widths: int, lane: int) -> Config:

@@ -53,6 +53,23 @@ def specs(dtype: str, part: str) -> list[Any]:
     return [spec(of(part))] if part in SIZES else [spec(DIMS["ends"], name) for name in LAYOUTS]
 
 
+def judge(check: str, name: str, made: Any) -> None:
+    """Refuse a kernel of Hopper's that keeps a tile twice, or fewer than three of them.
+
+    Keys are multiplied by 8 warps of two groups side by side: those that lead to another product
+    are otherwise given to one group each, of rows that aren't there.
+    """
+    if check != f"sm_90 {OP} bfloat16 128 64 512 64" or name != "decode_latents":
+        return
+    text, rows = made.asm["ttgir"], 2 * (512 + 64)
+    most = (64 + 3 * 32) * rows + 2 * 64 * 32
+    if "3x32x512xbf16" not in text or made.metadata.shared > most:
+        raise AssertionError(f"{check}: {made.metadata.shared} bytes, {most} for three tiles")
+    products = [line for line in text.splitlines() if line.startswith("#mma")]
+    if not products or any("warpsPerCTA = [4, 2]" not in line for line in products):
+        raise AssertionError(f"{check}: {products}")
+
+
 def launches(check: str) -> list[Launch]:
     """Give what a call launches; tiles are chosen as on the target of `ragged_compiled`."""
     _, _, dtype, *numbers = check.split()

@@ -74,6 +74,8 @@ def run(check: str) -> None:
         if made.metadata.shared > limit:
             text = f"{made.metadata.shared} bytes of shared memory of {limit}"
             raise AssertionError(f"{check}: {launch.name}: {text}")
+        if op == latents.OP:
+            latents.judge(check, launch.name, made)
 
 
 def launches(
