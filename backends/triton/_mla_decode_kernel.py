@@ -80,11 +80,11 @@ def decode_latents(
         latents = gathered(ckv, c_rows, inside, c_column, WIDTH, BLOCK_L, LANE)
         logits = tl.dot(latent_rows, latents.T, input_precision="ieee")
         others = tl.dot(rotated_rows, rotated.T, input_precision="ieee")
-        # Added behind a branch: products that lead to another one are made twice by 8 warps.
+        # Products behind a branch: those that lead to another one are made twice by 8 warps.
         if at + BLOCK_N > end:
-            logits = tl.where(inside[None, :], logits + others, float("-inf"))
-        else:
-            logits = logits + others
+            logits = tl.where(inside[None, :], logits, float("-inf"))
+            others = tl.where(inside[None, :], others, 0.0)
+        logits += others
         weights, shrink, top, total = weigh(logits, scale, top, total, SHIFT)
         sums = sums * shrink[:, None]
         sums = tl.dot(weights.to(latents.dtype), latents, sums, input_precision="ieee")
