@@ -32,6 +32,7 @@ declined = {
     "layer_norm": "whether it rounds or cuts results is decided by flags of its build",
     "merge_state": "none of its kernels merges states by their LSEs",
     "min_p_filter": "none of its kernels filters by min-p",
+    "mla_decode": _PAGED,
     "moe_align_block_size": (
         "an expert's assignments lie as threads get to them (the op's contract: ascending)"
     ),

@@ -26,6 +26,10 @@ declined = {
     "fused_experts": "none of its products of experts takes float16 or bfloat16",
     "layer_norm": "none of its norms subtracts the mean",
     "min_p_filter": "none of its kernels filters by min-p",
+    "mla_decode": (
+        "cutlass_mla_decode is built for sm_100 alone and takes a row of pages for each sequence: "
+        "making it of packed lists reads them"
+    ),
     "moe_align_block_size": (
         "an expert's assignments lie as threads get to them (the op's contract: ascending)"
     ),

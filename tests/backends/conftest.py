@@ -18,11 +18,12 @@ _modules = examples.part("flashinfer", "_modules")
 _prefill = examples.part("flashinfer", "_prefill")
 _ragged = examples.part("flashinfer", "_ragged")
 _sequences = examples.part("flashinfer", "_sequences")
+_latents = examples.part("flashinfer", "mla_decode")
 _library = examples.part("sgl_kernel", "_library")
 _aiter = examples.part("aiter", "_library")
 _CACHED = (
     _modules.norm, _modules.activation, _modules.rope, _modules.cascade, _modules.product,
-    _prefill._single, _ragged.load, _library.operator, _aiter.function,
+    _prefill._single, _ragged.load, _latents.load, _library.operator, _aiter.function,
 )  # fmt: skip
 _NAMES = ("flashinfer", "sgl_kernel", "aiter", "attention layer")
 

@@ -40,6 +40,7 @@ def test_what_they_serve() -> None:
     only = {"quantize_fp8_per_group", "scaled_mm_fp8", "scaled_mm_int8", "topk_softmax"}
     assert set(SERVED["sgl_kernel"]) == shared | only
     sequences = {"varlen_attention", "varlen_attention_with_lse", "paged_prefill", "paged_decode"}
+    sequences |= {"mla_decode"}
     dense = {"layer_norm", "attention", "attention_with_lse", "scaled_mm_fp8"}
     assert set(SERVED["flashinfer"]) == shared | dense | sequences
 

@@ -18,7 +18,7 @@ TAKEN: dict[str, dict[str, tuple[str, ...]]] = {
         (
             "rms_norm", "gemma_rms_norm", "silu_and_mul", "gelu_and_mul", "apply_rope",
             "apply_rope_", "attention", "attention_with_lse", "varlen_attention",
-            "varlen_attention_with_lse", "paged_prefill", "paged_decode",
+            "varlen_attention_with_lse", "paged_prefill", "paged_decode", "mla_decode",
         ),
         HALVES,
     ) | {"layer_norm": ("bfloat16",)},
