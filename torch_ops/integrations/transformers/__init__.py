@@ -23,14 +23,14 @@ _log = logging.getLogger(__name__)
 def accelerate(
     model: nn.Module, *, attention: AttentionBackend | str | None = None
 ) -> Acceleration:
-    """Put the norms, gated activations, rotary embeddings and attention of a model on torch_ops.
+    """Put norms, gated blocks, experts, rotary embeddings and attention of a model on torch_ops.
 
     Names in ``state_dict`` stay, parameters stay the same objects, and ``to()``,
     ``load_state_dict()``, ``generate()`` and `torch.compile` work as before. Inference only:
     gradients are refused. Attention becomes causal over the whole cache; padding, packed
     sequences, static caches and ``output_attentions`` are refused when they turn up.
     Modules of unknown types are left alone, and so are modules that are accelerated already. A
-    model without attention of a known type (Llama, Mistral, Qwen2) gets a warning in the log.
+    model without attention of a known type gets a warning in the log, which names those.
 
     Args:
         model: A model of transformers, or a module that holds one.

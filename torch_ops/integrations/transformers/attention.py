@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from torch_ops.attention import Attention, AttentionBackend
-from torch_ops.integrations.transformers.mlp import run_linear
-from torch_ops.integrations.transformers.projection import FusedLinears
+from torch_ops.integrations.transformers.families import Family
+from torch_ops.integrations.transformers.projection import FusedLinears, run_linear
 
 __all__ = ["SelfAttention"]
 
@@ -21,33 +21,27 @@ class SelfAttention(FusedLinears):
     what a decoder with a growing cache needs.
     """
 
-    fused = ("q_proj", "k_proj", "v_proj")
+    o_proj: nn.Module
+    q_norm: nn.Module
+    k_norm: nn.Module
 
     def __init__(
-        self,
-        original: Any,
-        *,
-        num_heads: int,
-        num_kv_heads: int,
-        window_left: int,
-        backend: AttentionBackend | str | None,
+        self, original: Any, family: Family, backend: AttentionBackend | str | None
     ) -> None:
-        super().__init__()
-        self.q_proj: nn.Module = original.q_proj
-        self.k_proj: nn.Module = original.k_proj
-        self.v_proj: nn.Module = original.v_proj
-        self.o_proj: nn.Module = original.o_proj
+        super().__init__(original, family.projections, ("o_proj", "q_norm", "k_norm"))
+        self.normalizes = hasattr(original, "q_norm")
         self.layer_idx = original.layer_idx
-        self.num_heads = num_heads
-        self.num_kv_heads = num_kv_heads
+        self.num_heads = int(original.config.num_attention_heads)
+        self.num_kv_heads = int(original.config.num_key_value_heads)
         self.head_dim = int(original.head_dim)
         self.attn = Attention(
-            num_heads,
+            self.num_heads,
             self.head_dim,
-            num_kv_heads,
+            self.num_kv_heads,
             scale=float(original.scaling),
             is_causal=True,
-            window_left=window_left,
+            window_left=family.window_left(original),
+            logits_soft_cap=family.logits_soft_cap(original),
             backend=backend,
         )
 
@@ -84,6 +78,8 @@ class SelfAttention(FusedLinears):
             part.reshape(batch * length, -1, self.head_dim)
             for part in self.project(hidden_states).split(widths, dim=-1)
         )
+        if self.normalizes:
+            q, k = self.q_norm(q), self.k_norm(k)
         q, k = torch.ops.torch_ops.apply_rope(q, k, cos_sin_cache, positions)
         q, k, v = (x.view(batch, length, -1, self.head_dim) for x in (q, k, v))
         if cache is not None:
