@@ -14,8 +14,9 @@ from torch_ops.attention import Attention, AttentionBackend
 from torch_ops.integrations.extras import require
 from torch_ops.integrations.transformers.acceleration import Acceleration, commit
 from torch_ops.integrations.transformers.families import KNOWN
+from torch_ops.integrations.transformers.interface import register_attention
 
-__all__ = ["Acceleration", "accelerate"]
+__all__ = ["Acceleration", "accelerate", "register_attention"]
 
 _log = logging.getLogger(__name__)
 
@@ -27,8 +28,9 @@ def accelerate(
 
     Names in ``state_dict`` stay, parameters stay the same objects, and ``to()``,
     ``load_state_dict()``, ``generate()`` and `torch.compile` work as before. Inference only:
-    gradients are refused. Attention becomes causal over the whole cache; padding, packed
-    sequences, static caches and ``output_attentions`` are refused when they turn up.
+    gradients are refused. Attention becomes causal over the whole cache, padded or not; packed
+    sequences, static caches and ``output_attentions`` are refused when they turn up, and so is
+    padding in compiled code.
     Modules of unknown types are left alone, and so are modules that are accelerated already. A
     model without attention of a known type gets a warning in the log, which names those.
 
@@ -44,13 +46,12 @@ def accelerate(
         ValueError: ``attention`` can't serve a layer of this model. Nothing was changed.
     """
     require(__name__, ("transformers",), "pip install 'torch-ops[transformers]'")
-    from torch_ops.integrations.transformers import masks
     from torch_ops.integrations.transformers.plan import Plan
 
     # Tensors made here must be plain ones, whatever mode the caller is in.
     with torch.inference_mode(False), torch.no_grad():
         plan = Plan(model, attention)
-        masks.register()
+        register_attention()
         commit(plan.swaps)
     swaps = [swap for swap in plan.swaps if swap.became]
     became = {place.name: swap.became for swap in swaps for place in swap.places}

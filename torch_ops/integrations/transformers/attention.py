@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,6 +10,8 @@ from torch import Tensor, nn
 
 from torch_ops.attention import Attention, AttentionBackend
 from torch_ops.integrations.transformers.families import Family
+from torch_ops.integrations.transformers.interface import refuse_weights
+from torch_ops.integrations.transformers.masks import CausalMask, known_mask
 from torch_ops.integrations.transformers.projection import FusedLinears, run_linear
 
 __all__ = ["SelfAttention"]
@@ -17,8 +20,8 @@ __all__ = ["SelfAttention"]
 class SelfAttention(FusedLinears):
     """Causal self-attention with query, key and value as one product.
 
-    Without a mask the queries are the last tokens of the keys, whatever the cache holds: that is
-    what a decoder with a growing cache needs.
+    The queries are the last tokens of the keys, whatever the cache holds: that is what a decoder
+    with a growing cache needs. Where a batch is padded, a ragged call takes its tokens alone.
     """
 
     o_proj: nn.Module
@@ -49,7 +52,7 @@ class SelfAttention(FusedLinears):
         self,
         hidden_states: Tensor,
         position_embeddings: tuple[Tensor, Tensor],
-        attention_mask: Tensor | None = None,
+        attention_mask: CausalMask | Tensor | None = None,
         cache: Any = None,
         past_key_values: Any = None,
         **kwargs: Any,
@@ -59,7 +62,7 @@ class SelfAttention(FusedLinears):
         Args:
             hidden_states: ``[B, S, hidden]``.
             position_embeddings: What `RotaryTable` returns.
-            attention_mask: Must be None.
+            attention_mask: What `masks.causal_mask` returns, or None.
             cache: A cache of transformers, or None.
             past_key_values: Name of ``cache`` before transformers 5.20.
             **kwargs: Passed on by the decoder layer, not used.
@@ -68,7 +71,9 @@ class SelfAttention(FusedLinears):
             ``[B, S, hidden]`` and None in the place of attention weights.
         """
         cache = past_key_values if cache is None else cache
-        _refuse(attention_mask, cache, kwargs)
+        refuse_weights(kwargs)
+        mask = None if attention_mask is None else known_mask(attention_mask)
+        _refuse(mask, cache, self.attn.spec.window_left)
         batch, length = hidden_states.shape[:2]
         cos_sin_cache, positions = position_embeddings
         seen = 0 if cache is None else cache.get_seq_length(self.layer_idx)
@@ -85,22 +90,21 @@ class SelfAttention(FusedLinears):
         if cache is not None:
             k, v = cache.update(k.transpose(1, 2), v.transpose(1, 2), self.layer_idx)
             k, v = k.transpose(1, 2), v.transpose(1, 2)
-        out = self.attn(q, k, v).reshape(batch, length, self.num_heads * self.head_dim)
+        padding = None if mask is None else mask.padding
+        if padding is None:
+            out = self.attn(q, k, v)
+        else:
+            out = padding.attend(q, k, v, partial(self.attn, metadata=padding.metadata))
+        out = out.reshape(batch, length, self.num_heads * self.head_dim)
         return run_linear(self.o_proj, out), None
 
 
-def _refuse(attention_mask: Tensor | None, cache: Any, kwargs: dict[str, Any]) -> None:
+def _refuse(mask: CausalMask | None, cache: Any, window_left: int) -> None:
     """Raise for what this attention can't honor."""
-    if attention_mask is not None:
+    if mask is not None and mask.window_left != window_left:
         raise ValueError(
-            f"attention_mask: received a mask of shape {tuple(attention_mask.shape)}, accepted: "
-            "None; the accelerated attention is causal over the whole cache. Run prompts of "
-            "different lengths one by one instead of padded, or undo() the acceleration"
-        )
-    if kwargs.get("output_attentions"):
-        raise ValueError(
-            "output_attentions: received True, accepted: False; the accelerated attention never "
-            "stores its weights. undo() the acceleration to look at them"
+            f"attention_mask: received a window of {mask.window_left} tokens before a "
+            f"query, accepted: {window_left}, as the layer was accelerated"
         )
     if getattr(cache, "is_compileable", False):
         raise ValueError(

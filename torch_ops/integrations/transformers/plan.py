@@ -11,11 +11,12 @@ from typing import Any
 from torch import nn
 
 from torch_ops.attention import AttentionBackend
-from torch_ops.integrations.transformers import families, masks
+from torch_ops.integrations.transformers import families
 from torch_ops.integrations.transformers.acceleration import Place, Swap
 from torch_ops.integrations.transformers.attention import SelfAttention
 from torch_ops.integrations.transformers.experts import SparseExperts
 from torch_ops.integrations.transformers.head import OutputLinear
+from torch_ops.integrations.transformers.interface import IMPLEMENTATION
 from torch_ops.integrations.transformers.mlp import GATES, GatedMLP
 from torch_ops.integrations.transformers.norm import RMSNorm
 from torch_ops.integrations.transformers.rope import RotaryTable
@@ -169,7 +170,7 @@ class Plan:
         return attention, f"one product for q, k, v, apply_rope, {attention.attn.backend.value}"
 
     def _plan_configs(self) -> None:
-        """Give decoders whose attention changes a config that asks for no masks.
+        """Give decoders whose attention changes a config that asks for masks of torch_ops.
 
         A copy: other models may share the object.
         """
@@ -180,7 +181,7 @@ class Plan:
                 copies.setdefault(id(config), config)
         for config in copies.values():
             replacement = copy.copy(config)
-            replacement._attn_implementation = masks.IMPLEMENTATION
+            replacement._attn_implementation = IMPLEMENTATION
             places = [
                 Place(module, "config", f"{name}.config".lstrip("."))
                 for name, module in self._modules.items()
