@@ -35,7 +35,9 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "Qwen3Moe": {**_EXPERTS, "head_dim": 16, "norm_topk_prob": True, "mlp_only_layers": [1]},
 }
 """What makes a small model show what is special in its family."""
-SlotCache = _cache.SlotCache
+_paged: Any = importlib.import_module("torch_ops.integrations.transformers.paged")
+SlotCache, PagedCache = _cache.SlotCache, _paged.PagedCache
+OutOfPagesError = _paged.OutOfPagesError
 CACHE = _cache.argument(transformers.LlamaForCausalLM)
 
 

@@ -12,6 +12,7 @@ from torch_ops.attention import Attention, AttentionBackend
 from torch_ops.integrations.transformers.families import Family
 from torch_ops.integrations.transformers.interface import refuse_weights
 from torch_ops.integrations.transformers.masks import CausalMask, known_mask
+from torch_ops.integrations.transformers.paged import PagedCache
 from torch_ops.integrations.transformers.projection import FusedLinears, run_linear
 
 __all__ = ["SelfAttention"]
@@ -76,8 +77,12 @@ class SelfAttention(FusedLinears):
         _refuse(mask, cache, self.attn.spec.window_left)
         batch, length = hidden_states.shape[:2]
         cos_sin_cache, positions = position_embeddings
-        seen = 0 if cache is None else cache.get_seq_length(self.layer_idx)
-        _refuse_length(seen + length, cos_sin_cache.shape[0])
+        paged = isinstance(cache, PagedCache)
+        if paged:
+            positions = cache.step_for(self.layer_idx, batch, length, mask).positions
+        else:
+            seen = 0 if cache is None else cache.get_seq_length(self.layer_idx)
+            _refuse_length(seen + length, cos_sin_cache.shape[0])
         widths = [n * self.head_dim for n in (self.num_heads, self.num_kv_heads, self.num_kv_heads)]
         q, k, v = (
             part.reshape(batch * length, -1, self.head_dim)
@@ -86,17 +91,26 @@ class SelfAttention(FusedLinears):
         if self.normalizes:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = torch.ops.torch_ops.apply_rope(q, k, cos_sin_cache, positions)
-        q, k, v = (x.view(batch, length, -1, self.head_dim) for x in (q, k, v))
+        if paged:
+            out = cache.attend(self.layer_idx, q, k, v, self.attn)
+        else:
+            q, k, v = (x.view(batch, length, -1, self.head_dim) for x in (q, k, v))
+            out = self._attend(q, k, v, cache, mask)
+        out = out.reshape(batch, length, self.num_heads * self.head_dim)
+        return run_linear(self.o_proj, out), None
+
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, cache: Any, mask: CausalMask | None
+    ) -> Tensor:
+        """Attend to what the cache holds with these keys, ``[B, S, K, D]``."""
         if cache is not None:
             k, v = cache.update(k.transpose(1, 2), v.transpose(1, 2), self.layer_idx)
             k, v = k.transpose(1, 2), v.transpose(1, 2)
         padding = None if mask is None else mask.padding
         if padding is None:
-            out = self.attn(q, k, v)
-        else:
-            out = padding.attend(q, k, v, partial(self.attn, metadata=padding.metadata))
-        out = out.reshape(batch, length, self.num_heads * self.head_dim)
-        return run_linear(self.o_proj, out), None
+            out: Tensor = self.attn(q, k, v)
+            return out
+        return padding.attend(q, k, v, partial(self.attn, metadata=padding.metadata))
 
 
 def _refuse(mask: CausalMask | None, cache: Any, window_left: int) -> None:

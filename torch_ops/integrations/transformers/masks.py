@@ -49,11 +49,11 @@ class Padding:
         self._shape = (*rows.shape, queries)
         if window_left >= 0:
             _refuse_gaps(rows)
-        asked = rows[:, rows.shape[1] - queries :]
+        self.asked = rows[:, rows.shape[1] - queries :]  # on the host
         self.keys = _places(rows, seen.device)
-        self.queries = _places(asked, seen.device)
+        self.queries = _places(self.asked, seen.device)
         self.metadata = AttentionMetadata.ragged(
-            asked.sum(1).tolist(), rows.sum(1).tolist(), device=seen.device
+            self.asked.sum(1).tolist(), rows.sum(1).tolist(), device=seen.device
         )
 
     def attend(
