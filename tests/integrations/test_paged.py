@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -22,6 +23,13 @@ FAMILIES = [
     pytest.param("Gemma2", {}, id="Gemma2"),
     pytest.param("Phi3", {}, id="Phi3"),
 ]
+
+
+@pytest.fixture
+def uncompiled() -> Iterator[None]:
+    """On CPUs only Inductor takes caps; what it would compile is as good a test, in no time."""
+    with torch.compiler.set_stance("force_eager"):
+        yield
 
 
 def paged(made: Any, pages: int = 32, **more: Any) -> Any:
@@ -54,6 +62,7 @@ def alone(made: Any, prompt: Tensor, count: int) -> list[int]:
     return found
 
 
+@pytest.mark.usefixtures("uncompiled")
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize(("family", "changes"), FAMILIES)
 def test_generate_takes_it(family: str, changes: dict[str, Any], padded: bool) -> None:
@@ -71,7 +80,9 @@ def test_generate_takes_it(family: str, changes: dict[str, Any], padded: bool) -
     counts: dict[tuple[str, str], int] = {}
     for r in seen.records:
         counts[r.op, r.backend.value] = counts.get((r.op, r.backend.value), 0) + r.count
-    assert counts["append_paged_kv_", "torch"] == counts["attention", "torch_math"] == 5 * LAYERS
+    assert counts["append_paged_kv_", "torch"] == 5 * LAYERS
+    # Prompts of one length read their own keys; the pages are for what goes on.
+    assert counts["attention", "torch_math"] == (5 if padded else 4) * LAYERS
     # 13 columns were written, five of them padding: no page is held for those.
     assert cache.free_pages == 32 - 4 - (2 if padded else 4)
     cache.reset()

@@ -92,7 +92,7 @@ class SelfAttention(FusedLinears):
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = torch.ops.torch_ops.apply_rope(q, k, cos_sin_cache, positions)
         if paged:
-            out = cache.attend(self.layer_idx, q, k, v, self.attn)
+            out = cache.attend(self.layer_idx, batch, q, k, v, self.attn)
         else:
             q, k, v = (x.view(batch, length, -1, self.head_dim) for x in (q, k, v))
             out = self._attend(q, k, v, cache, mask)

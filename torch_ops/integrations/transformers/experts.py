@@ -18,6 +18,9 @@ class SparseExperts(nn.Module):
     runs where it is watched; elsewhere its weight is read.
     """
 
+    shared_expert: nn.Module
+    shared_expert_gate: nn.Module
+
     def __init__(self, original: Any) -> None:
         super().__init__()
         for name, child in original.named_children():

@@ -7,7 +7,7 @@ may compute something else, is unknown.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -52,7 +52,7 @@ class Family:
         return float(_read(attention, self.soft_cap) or 0.0)
 
 
-_GEMMA = {"norm": "gemma_rms_norm", "eps": "eps", "window": "sliding_window"}
+_GEMMA = Family("Gemma3", norm="gemma_rms_norm", eps="eps", window="sliding_window")
 _FAMILIES = {
     "llama": Family("Llama"),
     "mistral": Family("Mistral", window="config.sliding_window"),
@@ -61,8 +61,8 @@ _FAMILIES = {
     "qwen3": Family("Qwen3", window="sliding_window"),
     "qwen2_moe": Family("Qwen2Moe", window="sliding_window"),
     "qwen3_moe": Family("Qwen3Moe", window="sliding_window"),
-    "gemma2": Family("Gemma2", **_GEMMA, soft_cap="attn_logit_softcapping"),
-    "gemma3": Family("Gemma3", **_GEMMA),  # it keeps a cap in its config and doesn't use it
+    "gemma2": replace(_GEMMA, prefix="Gemma2", soft_cap="attn_logit_softcapping"),
+    "gemma3": _GEMMA,  # it keeps a cap in its config and doesn't use it
     "phi3": Family(
         "Phi3",
         gated=("gate_up_proj",),

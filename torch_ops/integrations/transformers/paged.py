@@ -10,7 +10,6 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from torch_ops import dynamo
-from torch_ops.attention import AttentionMetadata
 from torch_ops.errors import TorchOpsError
 from torch_ops.integrations.transformers.masks import CausalMask, Padding
 from torch_ops.integrations.transformers.pages import OutOfPagesError, PagePool
@@ -272,15 +271,17 @@ class PagedCache(Cache):
     def attend(
         self,
         layer_idx: int,
+        batch: int,
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        attention: Callable[[Tensor, Tensor, Tensor, AttentionMetadata], Tensor],
+        attention: Callable[..., Tensor],
     ) -> Tensor:
         """Append a layer's keys and values and attend to its sequences' pages.
 
         Args:
             layer_idx: Which layer; the last one ends the step.
+            batch: Rows of the input, ``[B, S]``.
             q: ``[T, H, D]``.
             k, v: ``[T, K, D]``.
             attention: An `Attention` layer.
@@ -291,7 +292,9 @@ class PagedCache(Cache):
         step, layer = self.step, self.layers[layer_idx]
         assert step is not None
         torch.ops.torch_ops.append_paged_kv_(k, v, layer.keys, layer.values, step.slots)
-        if step.real is None:
+        if batch == step.fresh:
+            out = attention(*(x.unflatten(0, (batch, -1)) for x in (q, k, v))).flatten(0, 1)
+        elif step.real is None:
             out = attention(q, layer.keys, layer.values, step.metadata)
         else:
             packed = attention(q[step.real], layer.keys, layer.values, step.metadata)

@@ -21,12 +21,15 @@ class Step(NamedTuple):
         positions: ``[T]`` int64, of each token in its sequence.
         metadata: Lengths and pages.
         real: ``[N]`` int64, which of the T rows are tokens; None for the first ones.
+        fresh: How many sequences there are, where all begin with this step, are equally long and
+            fill the rows; else 0. Pages needn't be read then.
     """
 
     slots: Tensor
     positions: Tensor
     metadata: AttentionMetadata
     real: Tensor | None = None
+    fresh: int = 0
 
 
 class Steps:
@@ -66,10 +69,11 @@ class Steps:
             *lens, page_size=size, num_pages=pages, device=self._device
         )
         slots, positions = numbers.to(self._device)
-        real = [row for row, place in enumerate(places) if place >= 0]
-        return Step(
-            slots, positions, metadata, None if packed else torch.tensor(real, device=self._device)
-        )
+        rows = [row for row, place in enumerate(places) if place >= 0]
+        real = None if packed else torch.tensor(rows, device=self._device)
+        alike = packed and len(places) == total and len(set(counts)) == 1
+        fresh = len(held) if alike and counts == lens[1] else 0
+        return Step(slots, positions, metadata, real, fresh)
 
     def _numbers(self, held: list[Held], counts: list[int], places: list[int]) -> Tensor:
         """Give slots and positions, ``[2, T]``."""
@@ -95,6 +99,6 @@ class Steps:
                 max_kv_len=self._longest,
                 max_pages=self._pool.pages,
             )
-            tables = (torch.zeros(rows, dtype=torch.int64, device=self._device) for _ in range(2))
-            step = self._decodes[rows] = Step(*tables, metadata)
+            slots, positions = torch.zeros(2, rows, dtype=torch.int64, device=self._device)
+            step = self._decodes[rows] = Step(slots, positions, metadata)
         return step
