@@ -196,10 +196,12 @@ class Caller(nn.Module):
 def test_calls_without_a_mask_do_as_sdpa_does(causal: bool) -> None:
     q, k, v = (torch.randn(2, heads, 5, 8) for heads in (4, 2, 2))
     out, weights = attention_forward(Caller(), q, k, v, None, is_causal=causal)
-    expected = nn.functional.scaled_dot_product_attention(
-        *(x.double() for x in (q, k, v)), is_causal=causal, enable_gqa=True
-    )
-    plain = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True)
+
+    def sdpa(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        attend = nn.functional.scaled_dot_product_attention
+        return attend(q, k, v, is_causal=causal, enable_gqa=True)
+
+    expected, plain = sdpa(q.double(), k.double(), v.double()), sdpa(q, k, v)
     assert weights is None
     support.assert_as_accurate(out.transpose(1, 2), plain, expected)
 

@@ -263,7 +263,7 @@ def test_dtypes_that_attention_can_not_read_are_refused(dtype: torch.dtype) -> N
         (([0, 1], [1]), r"argument 'counts' is \[1\]"),
         (([], []), r"argument 'sequences' is \[\]"),
         (([0, 0], [1, 1]), r"argument 'sequences' is \[0, 0\]"),
-        (([0], [65]), r"sequence 0 would have 65 tokens \(accepted: at most 64, of the model"),
+        (([0], [65]), r"sequence 0 would have 65 tokens \(accepted: at most 64, the model"),
         (([0], [2], 1), r"argument 'rows' is 1 .*rows for all 2 tokens"),
     ],
 )

@@ -17,6 +17,7 @@ from torch_ops.integrations.transformers.steps import Step, Steps
 
 __all__ = ["OutOfPagesError", "PagedCache"]
 
+_BEAMS = "PagedCache: beam search isn't served, pages belong to one sequence; use a DynamicCache"
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -106,8 +107,8 @@ class PagedCache(Cache):
         config = config.get_text_config(decoder=True)
         self.pool = PagePool(pages, page_size)
         self.step: Step | None = None
-        self._longest = min(pages * page_size, int(config.max_position_embeddings))
-        self._steps = Steps(self.pool, self._longest, torch.device(device))
+        self._positions = int(config.max_position_embeddings)
+        self._steps = Steps(self.pool, self.longest, torch.device(device))
         self._before: list[tuple[int, int]] = []
         self._batch: list[int] = []
         self._columns = self._padded = 0
@@ -133,6 +134,11 @@ class PagedCache(Cache):
     def length(self, sequence: int) -> int:
         """Tokens of a sequence, with those of a step that is planned."""
         return self.pool.held(sequence).length
+
+    @property
+    def longest(self) -> int:
+        """Most tokens that a sequence can have, by the model and by the pool."""
+        return min(self.pool.pages * self.pool.page_size, self._positions)
 
     @property
     def free_pages(self) -> int:
@@ -186,10 +192,11 @@ class PagedCache(Cache):
                     f"once, as many counts >= 1, and rows for all {total} tokens)"
                 )
         for sequence, count in zip(sequences, counts, strict=True):
-            if self.length(sequence) + count > self._longest:
+            if self.length(sequence) + count > self._positions:
                 raise ValueError(
                     f"PagedCache: sequence {sequence} would have {self.length(sequence) + count} "
-                    f"tokens (accepted: at most {self._longest}, of the model or of the pool)"
+                    f"tokens (accepted: at most {self._positions}, the model's "
+                    "max_position_embeddings)"
                 )
         return rows
 
@@ -291,6 +298,7 @@ class PagedCache(Cache):
         """
         step, layer = self.step, self.layers[layer_idx]
         assert step is not None
+        assert isinstance(layer, _PagedLayer)
         torch.ops.torch_ops.append_paged_kv_(k, v, layer.keys, layer.values, step.slots)
         if batch == step.fresh:
             out = attention(*(x.unflatten(0, (batch, -1)) for x in (q, k, v))).flatten(0, 1)
@@ -339,8 +347,12 @@ class PagedCache(Cache):
 
     def reorder_cache(self, beam_idx: Tensor) -> NoReturn:
         """Refuse: beams would share pages."""
-        raise ValueError(
-            "PagedCache: beam search isn't served, pages belong to one sequence; use a DynamicCache"
-        )
+        raise ValueError(_BEAMS)
 
-    batch_repeat_interleave = batch_select_indices = reorder_cache
+    def batch_repeat_interleave(self, repeats: int) -> NoReturn:
+        """Refuse likewise."""
+        raise ValueError(_BEAMS)
+
+    def batch_select_indices(self, indices: Tensor) -> NoReturn:
+        """Refuse likewise."""
+        raise ValueError(_BEAMS)
