@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import torch_ops
-from torch_ops.integrations.transformers import accelerate, register_attention
+from torch_ops.integrations.transformers import accelerate
 from torch_ops.integrations.transformers.interface import attention_forward
 from torch_ops.integrations.transformers.masks import CausalMask
 
@@ -30,7 +30,6 @@ FAMILIES = [
 
 
 def door(made: Any) -> None:
-    register_attention()
     made.set_attn_implementation("torch_ops")
 
 
@@ -190,6 +189,14 @@ class Caller(nn.Module):
     """Stands in for an attention module."""
 
     is_causal = False
+
+
+def test_a_model_is_made_with_it() -> None:
+    config = support.config()
+    made = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="torch_ops")
+    with torch.no_grad(), torch_ops.trace() as seen:
+        made.eval()(tokens())
+    assert [r.op for r in seen.records] == ["attention"]
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -1,10 +1,12 @@
 """Runs decoder models of transformers on torch_ops: `accelerate`, reversible, one call.
 
-Only instances change, never a class. Imports nothing of transformers until a model is given.
+Only instances change, never a class. Once this is imported, transformers also knows the attention
+implementation "torch_ops", for any model: see `interface.register_attention`.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 
 import torch
@@ -16,9 +18,11 @@ from torch_ops.integrations.transformers.acceleration import Acceleration, commi
 from torch_ops.integrations.transformers.families import KNOWN
 from torch_ops.integrations.transformers.interface import register_attention
 
-__all__ = ["Acceleration", "accelerate", "register_attention"]
+__all__ = ["Acceleration", "accelerate"]
 
 _log = logging.getLogger(__name__)
+if importlib.util.find_spec("transformers") is not None:
+    register_attention()
 
 
 def accelerate(
@@ -51,7 +55,6 @@ def accelerate(
     # Tensors made here must be plain ones, whatever mode the caller is in.
     with torch.inference_mode(False), torch.no_grad():
         plan = Plan(model, attention)
-        register_attention()
         commit(plan.swaps)
     swaps = [swap for swap in plan.swaps if swap.became]
     became = {place.name: swap.became for swap in swaps for place in swap.places}
