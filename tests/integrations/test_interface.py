@@ -112,7 +112,7 @@ def test_padding_on_the_right_stays_a_gap_while_decoding(put: Put) -> None:
     longer = torch.cat((mask, torch.ones(3, 1, dtype=torch.long)), 1)
 
     def second() -> Tensor:
-        cache = made(ids, attention_mask=mask, position_ids=positions(mask)).cache
+        cache = made(ids, attention_mask=mask, position_ids=positions(mask))[CACHE]
         step = {"attention_mask": longer, "position_ids": positions(longer)[:, -1:]}
         logits: Tensor = made(ids[:, :1], **step, **{CACHE: cache}).logits
         return logits

@@ -31,14 +31,14 @@ def test_a_gap_within_a_window_is_refused() -> None:
     ids = tokens(2)
     mask = torch.ones_like(ids)
     mask[1, -1] = 0
-    cache = made(ids, attention_mask=mask).cache
+    cache = made(ids, attention_mask=mask)[CACHE]
     with pytest.raises(ValueError, match="padding between the tokens of a sequence"):
         made(ids[:, :1], attention_mask=torch.cat((mask, mask[:, :1]), 1), **{CACHE: cache})
 
 
 def test_a_mask_of_the_new_tokens_alone_is_refused(made: torch.nn.Module) -> None:
     ids = tokens(2)
-    cache = made(ids).cache
+    cache = made(ids)[CACHE]
     with pytest.raises(ValueError, match="received one for 1 tokens, accepted: for all 10"):
         made(ids[:, :1], attention_mask=torch.ones(2, 1), **{CACHE: cache})
 

@@ -333,17 +333,18 @@ class PagedCache(Cache):
         """Forget the last ``-tokens_to_remove`` tokens of a batch that nobody planned.
 
         Raises:
-            ValueError: there is padding among them, or less than so many.
+            ValueError: there is padding among them, less than so many, or a positive number.
         """
-        columns = self._columns - abs(tokens_to_remove)
-        if tokens_to_remove and columns < self._padded:
+        removed = -int(tokens_to_remove)  # transformers 5.17 gives a tensor
+        most = self._columns - self._padded
+        if removed and not 0 < removed <= most:
             raise ValueError(
-                f"PagedCache: crop of {tokens_to_remove} (accepted: down to "
-                f"{self._padded - self._columns}, tokens behind the last padding)"
+                f"PagedCache: crop of {-removed} (accepted: 0 to {-most}, the tokens behind the "
+                "last padding)"
             )
         for sequence in self._batch:
-            self.cut(sequence, self.length(sequence) - abs(tokens_to_remove))
-        self._columns = columns
+            self.cut(sequence, self.length(sequence) - removed)
+        self._columns -= removed
 
     def reorder_cache(self, beam_idx: Tensor) -> NoReturn:
         """Refuse: beams would share pages."""
