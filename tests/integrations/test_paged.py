@@ -282,6 +282,9 @@ def test_forwards_that_do_not_fit_the_plan_are_refused() -> None:
     cache = paged(made)
     sequence = cache.open()
     cache.plan([sequence], [9])
+    for change in (cache.close, lambda sequence: cache.cut(sequence, 0)):
+        with pytest.raises(ValueError, match="sequence 0 is part of a planned step"):
+            change(sequence)
     with pytest.raises(ValueError, match="received 18 tokens, accepted: 9, as planned"):
         made(ids, **{CACHE: cache})
     mask = torch.ones(1, 9)

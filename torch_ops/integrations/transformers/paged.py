@@ -7,11 +7,12 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import Cache
 
 from torch_ops import dynamo
 from torch_ops.errors import TorchOpsError
 from torch_ops.integrations.transformers.masks import CausalMask, Padding
+from torch_ops.integrations.transformers.paged_layer import PagedLayer
 from torch_ops.integrations.transformers.pages import OutOfPagesError, PagePool
 from torch_ops.integrations.transformers.steps import Step, Steps
 
@@ -19,47 +20,6 @@ __all__ = ["OutOfPagesError", "PagedCache"]
 
 _BEAMS = "PagedCache: beam search isn't served, pages belong to one sequence; use a DynamicCache"
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-
-
-class _PagedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
-    """Pages of one layer, ``[P, page_size, K, D]``."""
-
-    keys: Any  # never None here, as it may be in the base class
-    values: Any
-
-    is_compileable = False  # what transformers calls so hands out unfilled slots
-    is_croppable = True
-    is_sliding = False
-
-    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: Any) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.keys, self.values = (torch.zeros(shape, dtype=dtype, device=device) for _ in range(2))
-        self.is_initialized = True
-        if self.keys.is_cuda:  # else CUDA graphs refuse inputs that are written
-            for pages in (self.keys, self.values):
-                torch._dynamo.mark_static_address(pages)
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Nothing to do: memory is allocated on construction."""
-
-    def update(self, *_: Any, **__: Any) -> NoReturn:
-        """Refuse: a page table says where keys are, which the model's own attention can't read."""
-        raise ValueError(
-            "PagedCache: received by attention that isn't accelerated, accepted: models after "
-            "accelerate(model); print what it returned to see why a layer was left"
-        )
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Not asked of a layer: all have the same."""
-        return query_length, 0
-
-    def get_seq_length(self) -> int:
-        """Not asked of a layer: all have the same."""
-        return 0
-
-    def get_max_length(self) -> int:
-        """Number of slots."""
-        return int(self.keys.shape[0] * self.keys.shape[1])
 
 
 class PagedCache(Cache):
@@ -117,19 +77,38 @@ class PagedCache(Cache):
         head_dim = head_dim or config.hidden_size // config.num_attention_heads
         shape = (pages, page_size, config.num_key_value_heads, head_dim)
         count = config.num_hidden_layers
-        super().__init__(layers=[_PagedLayer(shape, dtype, device) for _ in range(count)])
+        super().__init__(layers=[PagedLayer(shape, dtype, device) for _ in range(count)])
 
     def open(self) -> int:
         """Begin a sequence without tokens; returns its number."""
         return self.pool.open()
 
     def close(self, sequence: int) -> None:
-        """End a sequence and free its pages, also to make room for others."""
+        """End a sequence and free its pages, also to make room for others.
+
+        Raises:
+            KeyError: it isn't open.
+            ValueError: it is part of a step that no forward has followed yet.
+        """
+        self._refuse_planned(sequence)
         self.pool.close(sequence)
 
     def cut(self, sequence: int, length: int) -> None:
-        """Forget what is behind a sequence's first ``length`` tokens, and free those pages."""
+        """Forget what is behind a sequence's first ``length`` tokens, and free those pages.
+
+        Raises:
+            KeyError: it isn't open.
+            ValueError: it is shorter, or part of a step that no forward has followed yet.
+        """
+        self._refuse_planned(sequence)
         self.pool.cut(sequence, length)
+
+    def _refuse_planned(self, sequence: int) -> None:
+        if any(sequence == planned for planned, _ in self._before):
+            raise ValueError(
+                f"PagedCache: sequence {sequence} is part of a planned step (accepted: others, "
+                "until the forward ran or drop_plan() took it back)"
+            )
 
     def length(self, sequence: int) -> int:
         """Tokens of a sequence, with those of a step that is planned."""
@@ -174,8 +153,7 @@ class PagedCache(Cache):
     def drop_plan(self) -> None:
         """Take back a plan that no forward followed."""
         for sequence, length in self._before:
-            if sequence in self.pool.sequences():
-                self.pool.cut(sequence, length)
+            self.pool.cut(sequence, length)
         self._before, self.step, self._new_columns = [], None, None
 
     def _checked(self, sequences: Sequence[int], counts: Sequence[int], rows: int | None) -> int:
@@ -288,26 +266,12 @@ class PagedCache(Cache):
 
         Args:
             layer_idx: Which layer; the last one ends the step.
-            batch: Rows of the input, ``[B, S]``.
-            q: ``[T, H, D]``.
-            k, v: ``[T, K, D]``.
-            attention: An `Attention` layer.
-
-        Returns:
-            ``[T, H, D]``, zeros in rows of padding.
+            batch, q, k, v, attention: As `PagedLayer.attend` takes them.
         """
         step, layer = self.step, self.layers[layer_idx]
         assert step is not None
-        assert isinstance(layer, _PagedLayer)
-        torch.ops.torch_ops.append_paged_kv_(k, v, layer.keys, layer.values, step.slots)
-        if batch == step.fresh:
-            out = attention(*(x.unflatten(0, (batch, -1)) for x in (q, k, v))).flatten(0, 1)
-        elif step.real is None:
-            out = attention(q, layer.keys, layer.values, step.metadata)
-        else:
-            packed = attention(q[step.real], layer.keys, layer.values, step.metadata)
-            out = packed.new_zeros(q.shape)
-            out[step.real] = packed
+        assert isinstance(layer, PagedLayer)
+        out = layer.attend(step, batch, q, k, v, attention)
         if layer_idx == len(self.layers) - 1:
             if self._new_columns is not None:
                 self._columns += self._new_columns
@@ -335,6 +299,8 @@ class PagedCache(Cache):
         Raises:
             ValueError: there is padding among them, less than so many, or a positive number.
         """
+        if self._new_columns is not None:
+            self.drop_plan()  # of a forward that was broken off
         removed = -int(tokens_to_remove)  # transformers 5.17 gives a tensor
         most = self._columns - self._padded
         if removed and not 0 < removed <= most:

@@ -84,7 +84,7 @@ class Steps:
             for position in range(own.length - count, own.length)
         ]
         rows = [tokens[place] if place >= 0 else (-1, 0) for place in places]
-        return torch.tensor(rows, dtype=torch.int64).t()
+        return torch.tensor(rows, dtype=torch.int64).t().contiguous()
 
     def _decode(self, rows: int) -> Step:
         step = self._decodes.get(rows)
