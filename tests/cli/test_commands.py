@@ -339,10 +339,31 @@ def test_demo(ok: bool, shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     assert asked == ["What is the capital of France?", "And of Spain?"]
 
 
+@pytest.mark.parametrize("ok", [True, False])
+def test_serve_demo(ok: bool, shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("transformers")
+    asked: list[tuple[int, str]] = []
+
+    def serve(settings: Any, device: str) -> Answer:
+        asked.append((settings.requests, device))
+        return Answer(ok)
+
+    monkeypatch.setattr("torch_ops.demo.serving.serve", serve)
+    code, out, _ = shell("serve-demo", "--device", "cpu")
+    assert code == (0 if ok else 1)
+    assert out.startswith("Answer: Paris")
+    arguments = ("--requests", "3", "--device", "cpu")
+    assert shell.json("serve-demo", *arguments, code=code) == Answer.data
+    assert asked == [(32, "cpu"), (3, "cpu")]
+    code, _, err = shell("serve-demo", "--requests", "0")
+    assert code == 2
+    assert "--requests" in err
+
+
 def test_help_names_every_command(shell: Shell) -> None:
     code, out, _ = shell("--help")
     assert code == 0
-    for command in ("info", "list", "explain", "verify", "demo"):
+    for command in ("info", "list", "explain", "verify", "demo", "serve-demo"):
         assert f"\n  {command} " in out
         code, text, _ = shell(command, "--help")
         assert code == 0

@@ -160,6 +160,22 @@ def demo(
     output.present(lambda: demonstration.report(question), as_json)
 
 
+@app.command()
+def serve_demo(
+    requests: Annotated[int, typer.Option(min=1, help="How many.")] = 32,
+    device: Annotated[
+        str | None, typer.Option(help="cpu, cuda, cuda:1.", show_default="cuda if there is one")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Serve many requests in one batch, swap its attention meanwhile, and cancel one."""
+    from torch_ops.cli import demonstration
+
+    with usage_errors():
+        place = arguments.parse_device(device or arguments.best_device())
+        output.present(lambda: demonstration.serving(requests, place), as_json)
+
+
 @contextmanager
 def usage_errors() -> Iterator[None]:
     """Turn a `UsageError` into the message and the exit code of a wrong command line."""
