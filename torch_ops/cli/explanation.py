@@ -41,6 +41,8 @@ def report(op: str, sample: Sample, backend: str | None) -> Report:
         "arguments": {name: describe(value) for name, value in given.items()},
         "candidates": [_candidate(candidate) for candidate in found.candidates],
     }
+    if found.inlining is not None:
+        data["compiled"] = found.inlining._asdict()
     if found.error is not None:
         data["error"] = {"type": type(found.error).__name__, "message": str(found.error)}
     return Report(data, (str(found),), ok=found.chosen is not None)
