@@ -7,7 +7,7 @@ import inspect
 import sys
 import types
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -224,7 +224,7 @@ def _names(code: types.CodeType) -> list[str]:
 
 def declarations_digest() -> str:
     """Digest of all declarations, whatever the order they came in."""
-    lowered = _describe_all(inductor.lower_rounding, set())
+    lowered = _describe_all(cast(types.FunctionType, inductor.lower_rounding), set())
     return "".join([*lowered, *(declared[name].digest() for name in sorted(declared))])
 
 

@@ -124,8 +124,8 @@ def _inline(text: str, ops: list[str], writing: Collection[str]) -> dict[str | N
         key = _op("TORCH_OPS_INLINE", text, op, ops) if equals else None
         if mode.strip().lower() not in _MODES:
             raise UnknownVariableError(
-                f"TORCH_OPS_INLINE={text!r} says {mode.strip()!r} (accepted: {listing(_MODES)}, "
-                "for one op op=mode)",
+                f"TORCH_OPS_INLINE={text!r} says {mode.strip()!r} (accepted: "
+                f"{listing(sorted(_MODES))}, for one op op=mode)",
                 variable="TORCH_OPS_INLINE",
             )
         result[key] = _MODES[mode.strip().lower()]

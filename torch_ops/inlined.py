@@ -16,9 +16,10 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.library import Library
 
-from torch_ops import dynamo, inductor, inlining
-from torch_ops.declare import COMPILED, INLINED, Declaration, declared
+from torch_ops import dynamo, fusion, inductor, inlining
+from torch_ops.declare import COMPILED, INLINED, Declaration
 from torch_ops.errors import TorchOpsError
+from torch_ops.graphs import call_of, examples
 
 __all__ = ["define", "differentiates", "dissolve", "rounded"]
 
@@ -53,12 +54,15 @@ def define(declaration: Declaration) -> None:
 
 
 def dissolve() -> None:
-    """Have the graph that is being traced, if any, name these operators where calls dissolve."""
+    """Have the graph that is being traced, if any, name these operators where calls dissolve.
+
+    Calls that one op computes are fused before.
+    """
     if torch.compiler.is_exporting():
         return
-    lacking = dynamo.finish(_rewrite)
+    lacking = dynamo.finish(fusion.fuse) or dynamo.finish(_rewrite)
     if lacking is not None:
-        _log.info("no op dissolves in compiled graphs: %s", lacking)
+        _log.info("no op is fused or dissolves in compiled graphs: %s", lacking)
 
 
 def differentiates(declaration: Declaration, args: tuple[Any, ...], backend: str | None) -> bool:
@@ -77,46 +81,18 @@ def _rewrite(graph_module: GraphModule) -> None:
 
 
 def _replace(node: Node) -> bool:
-    called = _called(node)
-    if called is None:
+    call = call_of(node)
+    if call is None:
         return False
-    declaration, values, named = called
-    examples = [torch.fx.node.map_arg(value, _example) for value in values]
-    backend = examples.pop() if named else None
+    op = call.declaration.name
     try:
-        if not inlining.decide(declaration.name, examples, backend).inlined:
+        if not inlining.decide(op, examples(call.values), call.backend).inlined:
             return False
     except TorchOpsError:  # the call raises it when it runs, in its own class
         return False
-    node.target = getattr(torch.ops.torch_ops_inlined, declaration.name).default
-    node.args, node.kwargs = tuple(values[:-1] if named else values), {}
+    node.target = getattr(torch.ops.torch_ops_inlined, op).default
+    node.args, node.kwargs = tuple(call.values), {}
     return True
-
-
-def _called(node: Node) -> tuple[Declaration, list[Any], bool] | None:
-    """Give the op that a node calls, its arguments by position, and whether it names a backend."""
-    target = node.target
-    if isinstance(target, torch._ops.OpOverload):
-        name, named = target._schema.name, target._overloadname == "backend"
-    elif isinstance(target, torch._ops.OpOverloadPacket):
-        name, named = target._qualified_op_name, "backend" in node.kwargs
-    else:
-        return None
-    namespace, _, op = name.partition("::")
-    declaration = declared.get(op) if namespace == "torch_ops" else None
-    if declaration is None:
-        return None
-    parameters = list(declaration.signature.parameters.values())
-    named = named or len(node.args) > len(parameters)
-    values = list(node.args)
-    values += [node.kwargs.get(p.name, p.default) for p in parameters[len(values) :]]
-    if named and len(values) == len(parameters):
-        values.append(node.kwargs["backend"])
-    return declaration, values, named
-
-
-def _example(node: Node) -> Any:
-    return node.meta["example_value"]
 
 
 def rounded(x: Tensor) -> Tensor:
@@ -125,7 +101,7 @@ def rounded(x: Tensor) -> Tensor:
     Fused code would go on with the float32 value that it rounds for memory alone. Elsewhere x is
     what it is.
     """
-    if not _dissolving.get() or x.dtype not in _NARROW:
+    if torch.compiler.is_dynamo_compiling() or not _dissolving.get() or x.dtype not in _NARROW:
         return x
     result: Tensor = torch.ops.torch_ops_compiled.rounded(x)
     return result

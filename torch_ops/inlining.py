@@ -20,7 +20,17 @@ from torch_ops.errors import TorchOpsError, UnknownOpError, listing, nearest
 from torch_ops.platform import Platform, platform_of
 from torch_ops.registry import registry
 
-__all__ = ["AUTO", "Inlining", "Mode", "decide", "digest", "set_inline", "state", "switches"]
+__all__ = [
+    "AUTO",
+    "Inlining",
+    "Mode",
+    "decide",
+    "digest",
+    "rows_for",
+    "set_inline",
+    "state",
+    "switches",
+]
 
 Mode = bool | Literal["auto"]
 AUTO: Literal["auto"] = "auto"
@@ -154,7 +164,7 @@ def decide(
     refusal = _refusal(op, mode, said)
     if refusal is not None:
         return Inlining(False, refusal)
-    rows = _rows(op, platform, args, backend)
+    rows = rows_for(op, platform, args, backend)
     verdicts = [_by_plan(declaration, backend, platform, row, mode, said) for row in rows]
     if all(verdict.inlined for verdict in verdicts):
         return verdicts[-1]
@@ -165,7 +175,7 @@ def decide(
 
 def state(op: str, platform: Platform, backend: str | None) -> bool | None:
     """Give what a graph depends on beside backends and tables; None where sizes decide."""
-    rows = _rows(op, platform, None, backend)
+    rows = rows_for(op, platform, None, backend)
     if len(rows) == 1 or switches(op)[0] != AUTO:
         return decide(op, None, backend, platform).inlined
     return None if _refusal(op, AUTO, "auto") is None else False
@@ -201,7 +211,7 @@ def _refusal(op: str, mode: Mode, said: str) -> str | None:
     return None
 
 
-def _rows(
+def rows_for(
     op: str, platform: Platform, args: Sequence[Any] | None, backend: str | None
 ) -> list[tuning.Row | None]:
     """Give the rows that may speak for the call: all, and none, where its sizes aren't numbers."""
