@@ -310,7 +310,7 @@ def test_bad_switches_change_nothing() -> None:
     with pytest.raises(TypeError, match="mode must be 'auto', True, False or None, received 'on'"):
         torch_ops.set_inline("on")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"rms_norm must be 'auto', .* received 1"):
-        torch_ops.set_inline(rms_norm=1)
+        torch_ops.set_inline(rms_norm=1)  # type: ignore[arg-type]
     with pytest.raises(UnknownOpError, match=r"no op 'rms_nrm' is declared.*Did you mean"):
         torch_ops.set_inline(rms_nrm=True)
     with pytest.raises(TorchOpsError, match=r"'apply_rope_' writes 'q', 'k' and stays one call"):
