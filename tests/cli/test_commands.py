@@ -151,6 +151,46 @@ def test_explain_shows_the_table_of_explain(shell: Shell) -> None:
     assert text == f"{torch_ops.explain('rms_norm', platform=platform)}\n"
 
 
+PAIRS = """
+import torch
+from torch_ops import ops
+
+WEIGHT = torch.ones(8)
+
+def model():
+    x = torch.randn(2, 8, dtype=torch.bfloat16)
+    y = ops.rms_norm(x, WEIGHT)
+    return ops.quantize_fp8_per_token(y), ops.quantize_fp8_per_token(ops.silu_and_mul(y))
+"""
+
+
+def test_explain_a_graph(shell: Shell, tmp_path: Path) -> None:
+    file = tmp_path / "pairs.py"
+    file.write_text(PAIRS)
+    pairs = shell.json("explain", "--graph", f"{file}:model")["pairs"]
+    assert [(pair["name"], pair["fused"]) for pair in pairs] == [
+        ("rms_norm_quant_fp8", False),
+        ("silu_and_mul_quant_fp8", True),
+    ]
+    assert pairs[0]["place"] == f"{file}:10"
+    assert pairs[0]["reason"].endswith("takes what lies between, too")
+    _, text, _ = shell("explain", "--graph", f"{file}:model")
+    assert text.startswith("2 pairs of calls that one op computes\n")
+
+
+def test_explain_what_no_graph_is(shell: Shell, tmp_path: Path) -> None:
+    file = tmp_path / "pairs.py"
+    file.write_text(PAIRS)
+    for given, message in (
+        (("rms_norm", "--graph", f"{file}:model"), "name an op, or a function by --graph"),
+        (("--graph", f"{tmp_path}/none.py:model"), "names no file"),
+        (("--graph", f"{file}:modell"), "no function 'modell'"),
+    ):
+        code, _, err = shell("explain", *given)
+        assert code == 2
+        assert message in " ".join(err.replace("│", " ").split())
+
+
 def test_explain_the_backend_of_a_call(shell: Shell) -> None:
     found = shell.json("explain", "rms_norm", "--backend", "inductor")
     assert (found["chosen"], found["source"]) == ("inductor", "call")
@@ -195,7 +235,7 @@ def test_error_is_one_message(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "Missing argument"),
+        ((), "name an op, or a function by --graph, and not both"),
         (("rms_norm", "--jsn"), "No such option: --jsn"),
         (("rms_norm", "--shape", "axb"), "--shape 'axb' is not a shape"),
         (("rms_norm", "--dtype", "bf17", "--shape", "4"), "--dtype 'bf17' is not a dtype"),
