@@ -145,12 +145,14 @@ def _compiled(op: str, device: torch.device) -> dict[str, Any]:
     plain = _plain.define(f"{op}_{next(_numbers)}", catalogue()[op], kernel)
     calls = {}
     torch._dynamo.reset()
+    undo = torch_ops.set_inline(False)  # both are calls
     with torch.no_grad():
         for name, call in (("direct", plain), ("op", getattr(torch.ops.torch_ops, op))):
             graph = torch.compile(chain(call), fullgraph=True)
             calls[name] = functools.partial(graph, *args)
             calls[name]()
         us = _measure.least(calls, GRAPH_ROUNDS, GRAPH_CALLS, device)
+    undo()
     ratio = us["op"] / us["direct"]
     return {
         "op": op, "device": device.type, "backend": backend, "calls": LENGTH,

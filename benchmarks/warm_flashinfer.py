@@ -45,7 +45,19 @@ _ROWS = {
     "cascade": (
         'kernel("merge_state")(*[new(1, 1, 64), new(1, 1, dtype=torch.float32)] * 2)'
     ),
+    "gemm": (
+        "ops.scaled_mm_fp8(new(16, 16, dtype=torch.float8_e4m3fn), "
+        "new(16, 16, dtype=torch.float8_e4m3fn).t(), *[new(1, dtype=torch.float32)] * 2, "
+        'torch.bfloat16, backend="flashinfer")'
+    ),
 }  # fmt: skip
+_LATENTS = (
+    "first = new(1, dtype=torch.int32)\n"
+    "tables = torch.cat([first, first + 1]), first, first + 1\n"
+    "q, pe = (new(1, 16, width, dtype=torch.{dtype}) for width in (512, 64))\n"
+    "caches = (new(1, 64, width, dtype=torch.{dtype}) for width in (512, 64))\n"
+    'ops.mla_decode(q, pe, *caches, *tables, 0.1, backend="flashinfer")'
+)
 
 
 @dataclass(frozen=True)
@@ -68,6 +80,8 @@ def jobs(everything: bool = False) -> Iterator[Job]:
             for head_dim in HEAD_DIMS:
                 if everything or (dtype == "bfloat16" and (head_dim == 128 or not windowed)):
                     yield _layer(head_dim, dtype, windowed)
+    for dtype in DTYPES:
+        yield Job(f"latents: {dtype}", _LATENTS.format(dtype=dtype))
     for name, code in _ROWS.items():
         yield Job(name, code)
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from torch_ops import discovery, kernels, policy, tuning
+from torch_ops import discovery, fusion, inlining, kernels, policy, tuning
 from torch_ops.registry import registry
 
 
@@ -49,6 +49,10 @@ def restored() -> Iterator[None]:
         policy.invalidate()
     if tuning._loaded:
         tuning.clear_tuning_table()
+    if inlining._process or fusion._disabled:
+        inlining._process.clear()
+        fusion._disabled.clear()
+        policy.invalidate()
     if policy._process != chosen:
         policy._process[:] = chosen
         policy.invalidate()
@@ -59,6 +63,12 @@ def restored() -> Iterator[None]:
             policy.invalidate()
     if policy._environment != parsed:
         policy.forget_environment()
+
+
+@pytest.fixture
+def opaque(restored: None) -> None:
+    """Let every op stay one call in compiled graphs."""
+    inlining.set_inline(False)
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ HEAVY = (
     "triton",
     "flashinfer",
     "sgl_kernel",
+    "aiter",
     "transformers",
     "rich",
     "typer",

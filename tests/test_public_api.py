@@ -20,6 +20,7 @@ STUB = ast.parse(Path(__file__).with_name("public_api.txt").read_text())
 MODULES = {
     "torch_ops": "torch_ops",
     "torch_ops_errors": "torch_ops.errors",
+    "torch_ops_fusion": "torch_ops.fusion",
     "torch_ops_attention": "torch_ops.attention",
     "torch_ops_integrations_transformers": "torch_ops.integrations.transformers",
 }

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import torch_ops
-from torch_ops import support
+from torch_ops import discovery, support
 from torch_ops.cli import main
 from torch_ops.declarations import catalogue
 from torch_ops.registry import registry
@@ -39,8 +39,10 @@ def test_every_kernel_platform_and_dtype_has_a_cell(cells: list[support.Cell]) -
         for spec in registry.get(op)
         if spec.target.startswith("torch_ops.backends.")
     }
-    assert {(cell.op, cell.backend) for cell in cells} == built_in
-    expected = sum(3 * len(catalogue()[op].dtypes) for op, _ in built_in)
+    declined = {(op, p.name) for p in discovery.packages().values() for op in p.declined}
+    assert not built_in & declined
+    assert {(cell.op, cell.backend) for cell in cells} == built_in | declined
+    expected = sum(3 * len(catalogue()[op].dtypes) for op, _ in built_in | declined)
     assert len(cells) == expected
     assert all(cell.evidence for cell in cells)
 
@@ -53,6 +55,14 @@ def test_reasons_are_those_of_the_predicates(cells: list[support.Cell]) -> None:
     )
     elsewhere = of(cells, "rms_norm", "sgl_kernel", "rocm", "float16")
     assert (elsewhere.usable, elsewhere.evidence) == (False, "no: CUDA only")
+
+
+def test_what_is_declined_says_why_where_the_package_runs(cells: list[support.Cell]) -> None:
+    key = ("moe_align_block_size", "sgl_kernel")
+    shown = of(cells, *key, "cuda", "int32")
+    reason = discovery.packages()["sgl_kernel"].declined["moe_align_block_size"]
+    assert (shown.usable, shown.evidence) == (False, f"no kernel: {reason}")
+    assert of(cells, *key, "rocm", "int32").evidence == "no: CUDA only"
 
 
 def test_evidence(cells: list[support.Cell]) -> None:

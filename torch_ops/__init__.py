@@ -17,6 +17,7 @@ from torch_ops.backend import Backend
 from torch_ops.errors import *  # noqa: F403  (re-exported: torch_ops.errors lists them)
 from torch_ops.errors import __all__ as _errors
 from torch_ops.explanation import Explanation, explain
+from torch_ops.inlining import set_inline
 from torch_ops.maintenance import refresh, warmup
 from torch_ops.platform import Platform, Requirement
 from torch_ops.policy import debug, set_backend, use_backend
@@ -59,6 +60,7 @@ __all__ = [  # noqa: PLE0604  (the errors' names come from their module)
     "registry",
     "select_kernel",
     "set_backend",
+    "set_inline",
     "trace",
     "use_backend",
     "warmup",

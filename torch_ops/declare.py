@@ -7,12 +7,12 @@ import inspect
 import sys
 import types
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
 
-from torch_ops import policy
+from torch_ops import inductor, policy
 from torch_ops import schema as schemas
 from torch_ops.contracts import PROMISES, Contract
 from torch_ops.errors import DeclarationError
@@ -20,10 +20,12 @@ from torch_ops.errors import DeclarationError
 if TYPE_CHECKING:
     from torch_ops.training import Gradient
 
-__all__ = ["COMPILED", "DEFAULT_ORDER", "FLOATS", "Declaration", "op"]
+__all__ = ["COMPILED", "DEFAULT_ORDER", "FLOATS", "INLINED", "Declaration", "op"]
 
 COMPILED = "torch_ops_compiled"
 """Namespace of the operators that compiled graphs call: graphs in PyTorch's caches name it."""
+INLINED = "torch_ops_inlined"
+"""Namespace of the operators that dissolve in compiled graphs."""
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 DEFAULT_ORDER: Mapping[str, tuple[str, ...]] = {
     "cpu": ("torch", "inductor"),
@@ -48,7 +50,8 @@ class Declaration:
         mutates: Names of the arguments that it writes.
         order: Preferred backends by platform (``"cpu"``, ``"cuda"``, ``"rocm"``).
         site: ``file:line`` of the declaration.
-        gradient: How it is differentiated; None where it isn't.
+        differentiable: Whether it has derivatives.
+        gradient: How backends differentiate it; None where none does.
     """
 
     def __init__(
@@ -85,6 +88,7 @@ class Declaration:
         self.memory_checker: Callable[..., None] = _every_call_is_legal
         self.debug_checker: Callable[..., None] | None = None
         self.faker: Callable[..., Any] = self._fake_by_reference
+        self.differentiable = False
         self.gradient: Gradient | None = None
 
     @property
@@ -147,11 +151,6 @@ class Declaration:
         policy.invalidate()  # the fake is a part of the registry's fingerprint
         return function
 
-    @property
-    def differentiable(self) -> bool:
-        """Whether the op has a backward."""
-        return self.gradient is not None
-
     def backward(
         self, op: str, *, saves: tuple[str, ...]
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -180,6 +179,7 @@ class Declaration:
             from torch_ops.training import Gradient
 
             self.gradient = Gradient(op, saves, function)
+            self.differentiable = True
             runtime.differentiate(self)
             policy.invalidate()
             return function
@@ -208,16 +208,15 @@ class Declaration:
         return tuple(output.new_empty(output.shape) for output in result)
 
     def digest(self) -> str:
-        """Digest of schema, contract, reference and fake."""
+        """Digest of schema, contract, reference and fake, and of the functions that these call."""
         parts = [COMPILED, self.name, self.schema, repr(self.contract), repr(self.mutates)]
         functions = [self.reference, self.faker]
         if self.gradient is not None:
             parts += [self.gradient.op, repr(self.gradient.saves)]
             functions.append(self.gradient.function)
         for function in functions:
-            code = getattr(function, "__code__", None)
-            if code is not None:
-                parts.append(_describe(code))
+            if isinstance(function, types.FunctionType):
+                parts += _describe_all(function, set())
         return hashlib.sha256("|".join(parts).encode()).hexdigest()
 
     def __repr__(self) -> str:
@@ -241,9 +240,36 @@ def _describe(code: types.CodeType) -> str:
     return "|".join(parts)
 
 
+def _describe_all(function: types.FunctionType, seen: set[object]) -> list[str]:
+    """Describe a function and those of its own package that it calls by name."""
+    if function in seen:
+        return []
+    seen.add(function)
+    names, package = _names(function.__code__), _package(function)
+    found = [function.__globals__.get(name) for name in names]
+    modules = [value for value in found if isinstance(value, types.ModuleType)]
+    found += [vars(module).get(name) for module in modules for name in names]
+    parts = [_describe(function.__code__), repr(function.__defaults__)]
+    for value in found:
+        if isinstance(value, types.FunctionType) and _package(value) == package:
+            parts += _describe_all(value, seen)
+    return parts
+
+
+def _package(function: types.FunctionType) -> str:
+    return function.__module__.partition(".")[0]
+
+
+def _names(code: types.CodeType) -> list[str]:
+    """Names that a code object and those inside of it look up, each once, in order."""
+    inner = [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
+    return list(dict.fromkeys([*code.co_names, *(n for c in inner for n in _names(c))]))
+
+
 def declarations_digest() -> str:
     """Digest of all declarations, whatever the order they came in."""
-    return "".join(declared[name].digest() for name in sorted(declared))
+    lowered = _describe_all(cast(types.FunctionType, inductor.lower_rounding), set())
+    return "".join([*lowered, *(declared[name].digest() for name in sorted(declared))])
 
 
 def op(

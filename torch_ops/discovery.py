@@ -51,6 +51,7 @@ class BackendPackage:
         attention_backends: Families of attention kernels that its module ``attention`` prepares.
         promises: For which ops it keeps a promise of `torch_ops.contracts.PROMISES`, True for all
             and none of them where it is empty; the op's contract says it where the name is absent.
+        declined: Why ops that it doesn't serve aren't served, by their names.
     """
 
     name: str
@@ -62,6 +63,7 @@ class BackendPackage:
     modules: frozenset[str] = frozenset()
     attention_backends: tuple[str, ...] = ()
     promises: Mapping[str, bool | frozenset[str]] = field(default_factory=dict)
+    declined: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def refusal(self) -> str | None:
@@ -139,6 +141,7 @@ def _describe(name: str, providers: list[tuple[str, str]]) -> BackendPackage:
         requires = frozenset(getattr(imported, "requires", frozenset()))
         modules = frozenset(info.name for info in pkgutil.iter_modules(imported.__path__))
         promises = _promises(imported, modules)
+        declined = _declined(imported, modules)
     except Exception as error:  # a plugin's fault must never break another backend
         problem = f"importing {module} failed: {type(error).__name__}: {error}"
         _log.info("backend %r (%s): %s", name, labels[0], problem)
@@ -146,7 +149,7 @@ def _describe(name: str, providers: list[tuple[str, str]]) -> BackendPackage:
     families = tuple(getattr(imported, "attention_backends", (name,)))
     families = families if "attention" in modules else ()
     return BackendPackage(
-        name, module, labels, None, unavailable, requires, modules, families, promises
+        name, module, labels, None, unavailable, requires, modules, families, promises, declined
     )
 
 
@@ -183,6 +186,18 @@ def _promises(module: ModuleType, modules: frozenset[str]) -> dict[str, bool | f
         elif stated is not None:
             raise TypeError(f"{name} must be a bool or names of ops, received {stated!r}")
     return found
+
+
+def _declined(module: ModuleType, modules: frozenset[str]) -> Mapping[str, str]:
+    stated = getattr(module, "declined", {})
+    if not isinstance(stated, Mapping) or not all(
+        isinstance(part, str) and part for item in stated.items() for part in item
+    ):
+        raise TypeError(f"declined must map names of ops to reasons, received {stated!r}")
+    served = sorted(modules & stated.keys())
+    if served:
+        raise ValueError(f"declined names {served[0]!r}, which is a module of the package")
+    return dict(stated)
 
 
 def load() -> None:

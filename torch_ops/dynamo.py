@@ -12,9 +12,11 @@ from typing import Any
 
 import torch
 from torch._C._dynamo import eval_frame as _eval_frame
+from torch.fx import GraphModule
 
 __all__ = [
     "depend",
+    "finish",
     "mark_dynamic",
     "misplaced",
     "resembling",
@@ -169,6 +171,27 @@ def depend(
         except (ImportError, AttributeError) as error:
             return f"{type(error).__name__}: {error}"
     dependency.add(key, snapshot)
+    return None
+
+
+def finish(change: Callable[[GraphModule], None]) -> str | None:
+    """Have a function change the graph of the frame that is being traced before it is compiled.
+
+    Args:
+        change: Called once, however often it is given.
+
+    Returns:
+        None, or which private part this PyTorch lacks: nothing changes the graph then.
+    """
+    tracer = _current_tracer()
+    if tracer is None:
+        return None
+    try:
+        changes = tracer.output.register_finalizer_fns
+        if change not in changes:
+            tracer.output.add_graph_finalizer(change)
+    except AttributeError as error:
+        return f"{type(error).__name__}: {error}"
     return None
 
 

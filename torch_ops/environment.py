@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from torch_ops.backend import Backend
@@ -16,10 +16,18 @@ _PREFIX = "TORCH_OPS_"
 VARIABLES = {
     "TORCH_OPS_BACKEND": "Backend of all ops (`triton`) or of some (`rms_norm=flashinfer,...`).",
     "TORCH_OPS_DISABLE": "Backends that never run (`flashinfer`), also per op (`rms_norm:triton`).",
+    "TORCH_OPS_INLINE": "Ops that dissolve in compiled graphs: `auto`, `false`, `rms_norm=true`.",
     "TORCH_OPS_REQUIRE": "What kernels have to promise: `deterministic`, `batch_invariant`.",
     "TORCH_OPS_TUNING_TABLE": "File of `torch-ops tune --save`, or `none`: not the shipped one.",
 }
 """Every variable that is read, with what it does."""
+_MODES: dict[str, bool | str] = {
+    "auto": "auto",
+    "true": True,
+    "1": True,
+    "false": False,
+    "0": False,
+}
 _ONE_OP = {"TORCH_OPS_BACKEND": "op=backend", "TORCH_OPS_DISABLE": "op:backend"}
 
 
@@ -31,6 +39,7 @@ class Environment:
         default: Backend of every op that isn't named, or None.
         per_op: Backend by op.
         disabled: Disabled backends; the key is an op's name, or None for all ops.
+        inline: Whether ops dissolve in compiled graphs, or ``"auto"``; keys as of ``disabled``.
         required: Promises that kernels have to make.
         tuning_table: File of the table of measured times, ``"none"``, or None.
     """
@@ -38,6 +47,7 @@ class Environment:
     default: Backend | None = None
     per_op: Mapping[str, Backend] = field(default_factory=dict)
     disabled: Mapping[str | None, frozenset[Backend]] = field(default_factory=dict)
+    inline: Mapping[str | None, bool | str] = field(default_factory=dict)
     required: frozenset[str] = frozenset()
     tuning_table: str | None = None
 
@@ -50,12 +60,17 @@ class Environment:
         return None
 
 
-def read(ops: Iterable[str], environ: Mapping[str, str] | None = None) -> Environment:
+def read(
+    ops: Iterable[str],
+    environ: Mapping[str, str] | None = None,
+    writing: Collection[str] = (),
+) -> Environment:
     """Parse the environment.
 
     Args:
         ops: Names of all known ops.
         environ: Variables, ``os.environ`` by default.
+        writing: Those of the ops that write arguments, and so dissolve in no graph.
 
     Raises:
         UnknownVariableError: a variable, or an op, backend or promise in it, is unknown; names
@@ -72,9 +87,10 @@ def read(ops: Iterable[str], environ: Mapping[str, str] | None = None) -> Enviro
     known = sorted(ops)
     default, per_op = _choices(environ.get("TORCH_OPS_BACKEND", ""), known)
     disabled = _disabled(environ.get("TORCH_OPS_DISABLE", ""), known)
+    inline = _inline(environ.get("TORCH_OPS_INLINE", ""), known, writing)
     required = _required(environ.get("TORCH_OPS_REQUIRE", ""))
     table = environ.get("TORCH_OPS_TUNING_TABLE", "").strip() or None
-    return Environment(default, per_op, disabled, required, table)
+    return Environment(default, per_op, disabled, inline, required, table)
 
 
 def _choices(text: str, ops: list[str]) -> tuple[Backend | None, dict[str, Backend]]:
@@ -98,6 +114,27 @@ def _disabled(text: str, ops: list[str]) -> dict[str | None, frozenset[Backend]]
         key = _op("TORCH_OPS_DISABLE", text, left, ops) if colon else None
         backend = _backend("TORCH_OPS_DISABLE", text, right if colon else left)
         result[key] = result.get(key, frozenset()) | {backend}
+    return result
+
+
+def _inline(text: str, ops: list[str], writing: Collection[str]) -> dict[str | None, bool | str]:
+    result: dict[str | None, bool | str] = {}
+    for part in _parts(text):
+        op, equals, mode = part.rpartition("=")
+        key = _op("TORCH_OPS_INLINE", text, op, ops) if equals else None
+        if mode.strip().lower() not in _MODES:
+            raise UnknownVariableError(
+                f"TORCH_OPS_INLINE={text!r} says {mode.strip()!r} (accepted: "
+                f"{listing(sorted(_MODES))}, for one op op=mode)",
+                variable="TORCH_OPS_INLINE",
+            )
+        result[key] = _MODES[mode.strip().lower()]
+        if key in writing and result[key] is True:
+            raise UnknownVariableError(
+                f"TORCH_OPS_INLINE={text!r}: op {key!r} writes its arguments and stays one call "
+                "(accepted: auto, false)",
+                variable="TORCH_OPS_INLINE",
+            )
     return result
 
 

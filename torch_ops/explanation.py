@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_ops import buckets, policy, selector, tuning
+from torch_ops import buckets, inlining, policy, selector, tuning
 from torch_ops.backend import Backend
 from torch_ops.errors import TorchOpsError, UnknownBackendError
 from torch_ops.platform import Platform, platform_of
@@ -32,6 +32,8 @@ class Explanation:
         error: What the call would raise, None where it would run.
         row: What the device's table says of such calls: their bucket, and times of each kernel.
         table: Which table that is, or why there is no row; empty where there is no table.
+        inlining: What becomes of the call in a compiled graph; None where it would raise, without
+            arguments, and for an op that isn't declared.
     """
 
     op: str
@@ -42,6 +44,7 @@ class Explanation:
     error: Exception | None = None
     row: tuning.Row | None = None
     table: str = ""
+    inlining: inlining.Inlining | None = None
 
     def __str__(self) -> str:
         chosen = self.chosen.value if self.chosen is not None else "none"
@@ -64,6 +67,9 @@ class Explanation:
         ]
         if self.table:
             lines.append(f"table: {self.table}")
+        if self.inlining is not None:
+            becomes = "dissolves" if self.inlining.inlined else "stays one call"
+            lines.append(f"compiled graphs: it {becomes}: {self.inlining.reason}")
         if self.error is not None:
             lines.append(f"would raise {type(self.error).__name__}: {self.error}")
         return "\n".join(lines)
@@ -108,7 +114,19 @@ def explain(op: str, *args: Any, platform: Platform | None = None, **kwargs: Any
     except (TorchOpsError, UnknownBackendError, TypeError, ValueError) as error:
         return Explanation(op, None, choice.source, candidates, platform, error, *measured)
     chosen = plan.specs[0].backend
-    return Explanation(op, chosen, plan.source, candidates, platform, None, *measured)
+    becomes = _in_graphs(op, call, backend, platform)
+    return Explanation(op, chosen, plan.source, candidates, platform, None, *measured, becomes)
+
+
+def _in_graphs(
+    op: str, call: tuple[Any, ...] | None, backend: Backend | str | None, platform: Platform
+) -> inlining.Inlining | None:
+    from torch_ops.declarations import catalogue
+
+    if call is None or op not in catalogue():
+        return None
+    name = backend.value if isinstance(backend, Backend) else backend
+    return inlining.decide(op, call, name, platform)
 
 
 def _table(

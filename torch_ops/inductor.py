@@ -1,4 +1,4 @@
-"""All use of private parts of Inductor: which operator its code calls.
+"""All use of private parts of Inductor: which operator its code calls, and what it rounds.
 
 Tested on every supported torch. Imports no part of ``torch._inductor`` by itself.
 """
@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["substitute"]
+__all__ = ["lower_rounding", "substitute"]
 
 _log = logging.getLogger(__name__)
 _met: set[torch._ops.OpOverload[..., Any]] = set()
@@ -62,6 +62,41 @@ def _register(
 
     lowering.make_fallback(written, layout_constraint=constraint, warn=False)
     register: Callable[..., Any] = lowering.register_lowering(written, type_promotion_kind=None)
+    register(lowered)
+
+
+def lower_rounding(operator: torch._ops.OpOverload[..., Any]) -> None:
+    """Make Inductor's code round to the dtype of a tensor where this operator stands.
+
+    Does nothing before Inductor is loaded. Where this PyTorch lacks a part of it that is needed,
+    the code calls the operator, which copies.
+    """
+    if "torch._inductor.lowering" not in sys.modules or operator in _met:
+        return
+    _met.add(operator)
+    try:
+        _register_rounding(operator)
+    except (ImportError, AttributeError, TypeError) as error:
+        _log.info("compiled graphs call %s itself: %s: %s", operator, type(error).__name__, error)
+
+
+def _register_rounding(operator: torch._ops.OpOverload[..., Any]) -> None:
+    from torch._inductor import ir, lowering
+    from torch._inductor.virtualized import ops
+
+    def lowered(x: Any) -> Any:
+        dtype, load = x.get_dtype(), x.make_loader()
+
+        def element(index: Any) -> Any:
+            # A conversion to the dtype and back would be left out.
+            bits = ops.to_dtype_bitcast(load(index), torch.int16, dtype)
+            return ops.to_dtype_bitcast(bits, dtype, torch.int16)
+
+        return ir.Pointwise.create(
+            device=x.get_device(), dtype=dtype, inner_fn=element, ranges=list(x.get_size())
+        )
+
+    register: Callable[..., Any] = lowering.register_lowering(operator, type_promotion_kind=None)
     register(lowered)
 
 

@@ -13,7 +13,9 @@ import sys
 __all__ = ["lacking"]
 
 
-def lacking(module: str, distribution: str, at_least: str, below: str) -> str | None:
+def lacking(
+    module: str, distribution: str, at_least: str, below: str, install: str = ""
+) -> str | None:
     """Give why a package can't be used, for a backend's ``available()``, or None if it can.
 
     Args:
@@ -21,9 +23,10 @@ def lacking(module: str, distribution: str, at_least: str, below: str) -> str | 
         distribution: What is installed, ``"flashinfer-python"``.
         at_least: The oldest supported release.
         below: The first release that isn't supported any more.
+        install: What to do about it; by default to have pip install a release.
     """
     supported = f"(supported: at least {at_least}, below {below})"
-    install = f"pip install '{distribution}>={at_least},<{below}'"
+    install = install or f"pip install '{distribution}>={at_least},<{below}'"
     if not _found(module):
         return f"not installed: no module named {module!r}; {install}"
     try:

@@ -5,6 +5,7 @@ Predicates of the hot path: one look at the usual call, everything else only whe
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import torch
@@ -20,6 +21,7 @@ __all__ = [
     "strides",
     "unrounded_sum",
     "unsupported",
+    "without_float8",
 ]
 
 HALVES = (torch.float16, torch.bfloat16)
@@ -116,3 +118,13 @@ def gate(x: Tensor, dtypes: Sequence[torch.dtype]) -> str | None:
     if not x.is_contiguous():
         return strides("x", x, "contiguous")
     return misaligned("x", x, "16")
+
+
+@functools.cache
+def without_float8(dtype: torch.dtype, device: int) -> str | None:
+    """Give why the GPU of this index has no products of matrices ``a`` of this dtype, or None."""
+    if dtype != torch.float8_e4m3fn:
+        return f"a dtype {dtype} (supported: torch.float8_e4m3fn)"
+    if device >= 0 and (found := torch.cuda.get_device_capability(device)) < (8, 9):
+        return f"float8 on compute capability {found[0]}.{found[1]} (supported: 8.9 and later)"
+    return None

@@ -143,7 +143,8 @@ def env() -> environment.Environment:
 
         known = {*registry.ops(), *catalogue()}
         made_in = generation
-        parsed = environment.read(known)
+        writing = [name for name, declaration in catalogue().items() if declaration.mutates]
+        parsed = environment.read(known, writing=writing)
         with _lock:
             if generation == made_in:  # else a refresh came in between: what was read may be old
                 _environment = parsed

@@ -7,7 +7,7 @@ import logging
 import sys
 from collections.abc import Callable, Mapping, Set
 
-from torch_ops import locks
+from torch_ops import discovery, locks
 from torch_ops.backend import Backend
 from torch_ops.errors import RegistrationConflictError, UnknownBackendError, listing, nearest
 from torch_ops.spec import KernelSpec
@@ -129,8 +129,11 @@ class KernelRegistry:
         name = backend.value if isinstance(backend, Backend) else backend
         if name not in held:
             hint = nearest(name, held) if isinstance(name, str) else ""
+            package = discovery.packages().get(name) if isinstance(name, str) else None
+            reason = package.declined.get(op) if package is not None else None
             raise UnknownBackendError(
-                f"No {name!r} backend registered for op {op!r}. "
+                f"No {name!r} backend registered for op {op!r}"
+                f"{f': {reason}' if reason else ''}. "
                 f"Registered: {listing(sorted(held))}.{hint}",
                 op=op,
                 backend=name,

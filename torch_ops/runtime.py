@@ -19,6 +19,8 @@ from torch_ops import (
     calls,
     compiled,
     dynamo,
+    inlined,
+    inlining,
     policy,
     schema,
     selector,
@@ -68,6 +70,8 @@ def register(declaration: Declaration) -> None:
         kernels = [_kernel(familiar, run[key], legal[key], named) for key in _DEVICE_KEYS]
         install(overload, kernels, _fake(declaration, named), bool(declaration.mutates))
         _kernels[overload] = familiar, dict(zip(_DEVICE_KEYS, kernels, strict=True))
+    if not declaration.mutates:
+        inlined.define(declaration)
     callables.publish(declaration, familiar)
 
 
@@ -202,15 +206,17 @@ def _fake(declaration: Declaration, named: bool) -> Callable[..., Any]:
         if named:
             args, backend = args[:-1], args[-1]
             registry.find(op, backend)
-        if (_grad_enabled() and _any_requires_grad(*args)) or (
+        wants_grad = _grad_enabled() and _any_requires_grad(*args)
+        if (wants_grad and not inlined.differentiates(declaration, args, backend)) or (
             _forward_ad._current_level >= 0 and any_tangent(args)
         ):
             raise refuse_grad(op)
         declaration.check_call(*args)
         _refuse_misplaced(declaration, args)
         depend_on_policy(op, args, backend)
+        inlined.dissolve()
         compiled.lower(op, named)
-        return declaration.faker(*args)
+        return declaration.reference(*args) if wants_grad else declaration.faker(*args)
 
     return fake
 
@@ -253,7 +259,7 @@ def fingerprint() -> str:
     made = _fingerprints.get(generation)
     if made is None:
         try:
-            tables = tuning.digest()
+            tables = tuning.digest() + inlining.digest()
         except (UnknownVariableError, TuningTableError):  # the call raises it, in its own class
             tables = ""
         made = f"{registry.fingerprint()}.{tables}".removesuffix(".")
@@ -280,4 +286,5 @@ def signature(op: str, device: torch.device, backend: str | None = None) -> tupl
         targets.append(spec.target)
         if spec.backend is Backend.TORCH:
             break
+    targets.append(inlining.state(op, platform, backend))
     return tuple(targets)

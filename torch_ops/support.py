@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch_ops import selector
+from torch_ops import discovery, selector
 from torch_ops.backend import Backend
 from torch_ops.declarations import catalogue
 from torch_ops.errors import TorchOpsError
-from torch_ops.platform import Platform, rejection
+from torch_ops.platform import Platform, Requirement, rejection
 from torch_ops.registry import registry
 from torch_ops.spec import KernelSpec
 
@@ -48,6 +48,7 @@ Which kernel may run where, for which dtypes of the inputs, and what shows that 
 | compiled only | compiled for the platform's architectures, in tests; it wasn't run |
 | unverified | it may run, and nothing here has shown that it is right |
 | no | it can't run, and why; else all dtypes of the op have the same evidence |
+| no kernel | why a package that could run there doesn't serve the op |
 
 "on request" means that no declared order names the backend there: it runs where it is chosen.
 """
@@ -93,20 +94,40 @@ def matrix(
 ) -> list[Cell]:
     """Give a cell for every declared op and each of its backends, platforms and dtypes.
 
+    Backends that say why they don't serve an op come behind those that do.
+
     Args:
         proofs: What `evidence` read.
         ops: Names of ops; all where None.
         plugins: Whether also the backends of other distributions that are installed here.
     """
-    return [
-        _cell(spec, platform, dtype, proofs)
-        for op, declaration in catalogue().items()
-        if ops is None or op in ops
-        for spec in sorted(registry.get(op), key=lambda spec: _place(spec, declaration.order))
-        if plugins or spec.target.startswith(BUILT_IN)
-        for platform in PLATFORMS
-        for dtype in (str(dtype).removeprefix("torch.") for dtype in declaration.dtypes)
-    ]
+    cells = []
+    for op, declaration in catalogue().items():
+        if ops is not None and op not in ops:
+            continue
+        specs = sorted(registry.get(op), key=lambda spec: _place(spec, declaration.order))
+        dtypes = [str(dtype).removeprefix("torch.") for dtype in declaration.dtypes]
+        cells += [
+            _cell(spec, platform, dtype, proofs)
+            for spec in specs
+            if plugins or spec.target.startswith(BUILT_IN)
+            for platform in PLATFORMS
+            for dtype in dtypes
+        ]
+        cells += [
+            Cell(op, package.name, platform, dtype, False, _declined(package, op, platform))
+            for package in discovery.packages().values()
+            if op in package.declined and (plugins or package.module.startswith(BUILT_IN))
+            for platform in PLATFORMS
+            for dtype in dtypes
+        ]
+    return cells
+
+
+def _declined(package: discovery.BackendPackage, op: str, platform: str) -> str:
+    """Say why a package serves an op nowhere, or not there."""
+    elsewhere = _elsewhere(package.requires, platform)
+    return elsewhere or f"no kernel: {package.declined[op]}"
 
 
 def _place(spec: KernelSpec, order: Mapping[str, Sequence[str]]) -> tuple[int, str]:
@@ -115,7 +136,7 @@ def _place(spec: KernelSpec, order: Mapping[str, Sequence[str]]) -> tuple[int, s
 
 
 def _cell(spec: KernelSpec, platform: str, dtype: str, proofs: Evidence) -> Cell:
-    shown = _elsewhere(spec, platform)
+    shown = _elsewhere(spec.requires, platform)
     usable = shown is None
     interpreted = platform == "cpu" and spec.backend is Backend.TRITON
     if usable or interpreted:
@@ -129,9 +150,9 @@ def _cell(spec: KernelSpec, platform: str, dtype: str, proofs: Evidence) -> Cell
     return Cell(spec.op, spec.backend.value, platform, dtype, usable, shown)
 
 
-def _elsewhere(spec: KernelSpec, platform: str) -> str | None:
+def _elsewhere(requires: frozenset[Requirement], platform: str) -> str | None:
     """Give why a kernel can run on none of the platform's architectures, or None."""
-    reasons = [rejection(spec.requires, place) for place in PLATFORMS[platform]]
+    reasons = [rejection(requires, place) for place in PLATFORMS[platform]]
     return None if None in reasons else f"no: {reasons[0]}".partition(" (device is")[0]
 
 

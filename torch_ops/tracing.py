@@ -87,7 +87,8 @@ def note(op: str, backend: OpenEnum, source: str, skipped: Sequence[tuple[OpenEn
 def trace() -> Iterator[Trace]:
     """Record the calls of all threads in a ``with`` block, eager and compiled.
 
-    Calls that a CUDA graph replays run no Python and aren't counted.
+    Calls that a CUDA graph replays run no Python and aren't counted, and neither are those that
+    have dissolved in a compiled graph, see `torch_ops.set_inline`.
 
     Returns:
         A context manager that gives the `Trace`.

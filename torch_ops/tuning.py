@@ -313,6 +313,12 @@ def row_of(op: str, platform: Platform, args: Sequence[Any]) -> Row | None:
     return rows.get(buckets.bucket(declaration, args))
 
 
+def rows_of(op: str, platform: Platform) -> list[Row]:
+    """Give all rows of an op in the device's table."""
+    table = active(platform).table
+    return [] if table is None else list(table.rows.get(op, {}).values())
+
+
 def state(op: str, platform: Platform) -> tuple[tuple[str, tuple[str, ...]], ...]:
     """Give what the device's table decides of an op; empty where it says nothing."""
     table = active(platform).table

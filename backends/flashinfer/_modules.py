@@ -13,7 +13,7 @@ from torch import Tensor
 
 from torch_ops.once import once
 
-__all__ = ["activation", "cascade", "norm", "package", "pdl", "rope"]
+__all__ = ["activation", "cascade", "norm", "package", "pdl", "product", "rope"]
 
 
 def package(name: str) -> Any:
@@ -65,6 +65,17 @@ def cascade() -> Callable[..., None]:
         lambda: package("cascade").get_cascade_module(),
     )
     return made.merge_state  # type: ignore[no-any-return]
+
+
+@functools.cache
+def product() -> Callable[..., None]:
+    """Give ``(a, b, out, scale_a, scale_b, workspace, handle)``: cuBLASLt's product of float8."""
+    made = once(
+        ("flashinfer", "gemm"),
+        "FlashInfer's products of matrices",
+        lambda: package("jit.gemm").gen_gemm_module().build_and_load(),
+    )
+    return made.bmm_fp8  # type: ignore[no-any-return]
 
 
 def pdl(x: Tensor) -> bool:

@@ -20,11 +20,25 @@ from torch_ops.once import capturing
 
 from . import _modules, _prefill, _ragged
 
-__all__ = ["ROOM", "Call", "Table", "attend", "layout", "refusal"]
+__all__ = [
+    "LOCK",
+    "ROOM",
+    "Call",
+    "Lengths",
+    "Table",
+    "attend",
+    "layout",
+    "offsets",
+    "read",
+    "refusal",
+    "refuse_capture",
+    "wrapper",
+]
 
 ROOM = 128 << 20  # bytes for parts of split keys, as FlashInfer recommends
 _LOG_2 = math.log(2)
-_lock = locks.lock()
+LOCK = locks.lock()
+"""Held while a wrapper plans and runs: a wrapper's plan is that of its next run."""
 _wrappers: dict[tuple[Any, ...], Any] = {}
 
 
@@ -59,7 +73,7 @@ class Table(NamedTuple):
     kv_last_page_len: Tensor | None = None
 
 
-class _Lengths(NamedTuple):
+class Lengths(NamedTuple):
     """Host copies: starts of queries and of keys or pages, and numbers of keys."""
 
     queries: list[int]
@@ -96,15 +110,15 @@ def _steps(x: Tensor) -> list[int]:
     return [step for size, step in zip(x.shape, x.stride(), strict=True) if size > 1]
 
 
-def layout(name: str, x: Tensor) -> str | None:
-    """Give why a tensor can't be read where it lies."""
+def layout(name: str, x: Tensor, *, pages: bool = False) -> str | None:
+    """Give why a tensor can't be read where it lies; where pages begin is counted in 64 bits."""
     *steps, last = x.stride()
     used = [step for size, step in zip(x.shape, steps, strict=False) if size > 1]
     if last != 1 or any(step & 7 or not step for step in used):
         return limits.strides(name, x, "1 for the last axis, multiples of 8 for the others")
     if x.data_ptr() & 15:
         return limits.misaligned(name, x, "16")
-    longest = max(used, default=0) * (1 if x.dim() == 4 else x.shape[0])
+    longest = max(used, default=0) * (1 if pages or x.dim() == 4 else x.shape[0])
     if longest > limits.OFFSETS:
         return f"{name} spans {longest} elements (supported: up to {limits.OFFSETS})"
     return None
@@ -118,13 +132,8 @@ def attend(call: Call, q: Tensor, k: Tensor, v: Tensor, table: Table) -> tuple[T
     listed = k.shape[0] if table.kv_indices is None else table.kv_indices.shape[0]
     if not (q.numel() and k.numel() and batch and listed):
         return out, lse
-    if capturing():
-        raise CaptureError(
-            f"op {call.op!r}: FlashInfer plans each call on the host by lengths that it reads from "
-            "the GPU, and a stream is capturing; prepare first: let an Attention layer plan its "
-            "metadata before the capture, or take another backend"
-        )
-    lengths = _read(table, k.shape[1] if k.dim() == 4 else 0)
+    refuse_capture(call.op, "let an Attention layer plan its metadata before the capture, or take")
+    lengths = read(table, k.shape[1] if k.dim() == 4 else 0)
     rows = _seeing(lengths, call.is_causal)
     counts = [len(each) for each in rows]
     if not any(counts):
@@ -140,7 +149,20 @@ def attend(call: Call, q: Tensor, k: Tensor, v: Tensor, table: Table) -> tuple[T
     return out, lse
 
 
-def _read(table: Table, page_size: int) -> _Lengths:
+def refuse_capture(op: str, what: str) -> None:
+    """Refuse to plan while a stream is capturing; ``what`` to do, before "another backend".
+
+    Raises:
+        CaptureError: a stream is capturing.
+    """
+    if capturing():
+        raise CaptureError(
+            f"op {op!r}: FlashInfer plans each call on the host by lengths that it reads from "
+            f"the GPU, and a stream is capturing; prepare first: {what} another backend"
+        )
+
+
+def read(table: Table, page_size: int) -> Lengths:
     """Copy what is needed of the table to the host, at once."""
     parts = [t for t in (table.qo_indptr, table.kv_indptr, table.kv_last_page_len) if t is not None]
     numbers = iter(torch.cat(parts).tolist())
@@ -151,14 +173,14 @@ def _read(table: Table, page_size: int) -> _Lengths:
     last = [*numbers]
     counts = [end - start for start, end in itertools.pairwise(starts)]
     if not page_size:
-        return _Lengths(queries, starts, counts, last)
+        return Lengths(queries, starts, counts, last)
     # FlashInfer adds the last page's length for a sequence without pages, too.
     last = [length if count else 0 for count, length in zip(counts, last, strict=True)]
     keys = [max(count - 1, 0) * page_size + n for count, n in zip(counts, last, strict=True)]
-    return _Lengths(queries, starts, keys, last)
+    return Lengths(queries, starts, keys, last)
 
 
-def _seeing(lengths: _Lengths, is_causal: bool) -> list[range]:
+def _seeing(lengths: Lengths, is_causal: bool) -> list[range]:
     """Give the rows of each sequence's queries that see a key."""
     found = []
     for (start, end), keys in zip(itertools.pairwise(lengths.queries), lengths.keys, strict=True):
@@ -168,7 +190,7 @@ def _seeing(lengths: _Lengths, is_causal: bool) -> list[range]:
 
 
 def _run(
-    call: Call, q: Tensor, k: Tensor, v: Tensor, table: Table, lengths: _Lengths,
+    call: Call, q: Tensor, k: Tensor, v: Tensor, table: Table, lengths: Lengths,
     counts: Sequence[int],
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """Plan and run; rows of q are those of the sequences, ``counts`` of each."""
@@ -181,36 +203,34 @@ def _run(
         "kv_data_type": q.dtype,
     }
     heads = (q.shape[1], k.shape[-2], q.shape[2])
-    bounds = (_offsets(counts), torch.tensor(lengths.starts, dtype=torch.int32))
-    with _lock:  # a wrapper's plan is that of its next run
-        wrapper = _wrapper(call.family, k.dim() == 4, q.device)
+    kind = "Paged" if k.dim() == 4 else "Ragged"
+    bounds = (offsets(counts), torch.tensor(lengths.starts, dtype=torch.int32))
+    with LOCK:
+        planned = wrapper(f"BatchPrefillWith{kind}KVCacheWrapper", call.family, q.device, "NHD")
         if table.kv_indices is None:
-            wrapper.plan(*bounds, *heads, **options)
-            result = wrapper.run(q, k, v, return_lse=call.with_lse)
+            planned.plan(*bounds, *heads, **options)
+            result = planned.run(q, k, v, return_lse=call.with_lse)
         else:
             pages = (table.kv_indices.contiguous(), torch.tensor(lengths.last, dtype=torch.int32))
-            wrapper.plan(*bounds, *pages, *heads, k.shape[1], **options)
-            result = wrapper.run(q, (k, v), return_lse=call.with_lse)
+            planned.plan(*bounds, *pages, *heads, k.shape[1], **options)
+            result = planned.run(q, (k, v), return_lse=call.with_lse)
     if not call.with_lse:
         return result, None
     out, lse = result
     return out, lse.mul_(_LOG_2)  # it is a logarithm in base 2
 
 
-def _offsets(counts: Sequence[int]) -> Tensor:
+def offsets(counts: Sequence[int]) -> Tensor:
+    """Give where each of so many begins, and the end, on the host."""
     return torch.tensor([0, *itertools.accumulate(counts)], dtype=torch.int32)
 
 
-def _wrapper(family: str, paged: bool, device: torch.device) -> Any:
+def wrapper(name: str, family: str, device: torch.device, *layout: str) -> Any:
     """Give the wrapper of this stream: another stream's runs may still read what a plan changes."""
     stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
-    key = (family, paged, device, stream)
+    key = (name, family, device, stream)
     if key not in _wrappers:
-        name = (
-            "BatchPrefillWithPagedKVCacheWrapper"
-            if paged
-            else ("BatchPrefillWithRaggedKVCacheWrapper")
-        )
         room = torch.zeros(ROOM, dtype=torch.uint8, device=device)
-        _wrappers[key] = getattr(_modules.package("prefill"), name)(room, "NHD", backend=family)
+        package = _modules.package("mla" if "MLA" in name else "prefill")
+        _wrappers[key] = getattr(package, name)(room, *layout, backend=family)
     return _wrappers[key]

@@ -6,8 +6,6 @@ rounding. Sums of float8 are those of tensor cores, promoted or not as the tile 
 
 from __future__ import annotations
 
-import functools
-
 import torch
 from torch import Tensor
 
@@ -48,16 +46,7 @@ def supports(
     for name, x in (("a", a), ("b", b)):
         if x.data_ptr() & 15:
             return limits.misaligned(name, x, "16")
-    return None if a.dtype == torch.int8 else _without_float8(a.dtype, a.get_device())
-
-
-@functools.cache
-def _without_float8(dtype: torch.dtype, device: int) -> str | None:
-    if dtype != torch.float8_e4m3fn:
-        return f"a dtype {dtype} (supported: torch.float8_e4m3fn)"
-    if device >= 0 and (found := torch.cuda.get_device_capability(device)) < (8, 9):
-        return f"float8 on compute capability {found[0]}.{found[1]} (supported: 8.9 and later)"
-    return None
+    return None if a.dtype == torch.int8 else limits.without_float8(a.dtype, a.get_device())
 
 
 def multiply(

@@ -15,11 +15,22 @@ from ._paged_decode_kernel import decode, unite
 from ._pages import LONGEST_WINDOW, id_count, lane_of_steps, regular, steps_of
 from ._rows import power_of_two
 
-__all__ = ["CONFIGS", "Config", "config", "forward"]
+__all__ = [
+    "CONFIGS",
+    "SEQUENCES",
+    "UNITED",
+    "Config",
+    "config",
+    "cut",
+    "forward",
+    "multiprocessors",
+]
 
 _BYTES = 16
-_SEQUENCES = 512  # looked through at once for the owner of a piece
-_UNITED = 16  # pieces that are summed at once
+SEQUENCES = 512
+"""Looked through at once for the owner of a piece."""
+UNITED = 16
+"""Pieces that are summed at once."""
 _ROWS = 32  # more go to tensor cores that mustn't run beside loads one by one: see `_attention`
 _INTERPRETED_MULTIPROCESSORS = 4
 
@@ -172,7 +183,7 @@ class _Plan:
         self._groups = kv_heads * -(-group // block_m)
         self._align = align = max(1, chosen.block_n // page)
         self._share = -(-chosen.least * chosen.block_n // (page * align)) * align
-        pieces = max(1, chosen.programs * _multiprocessors(call.device) // self._groups)
+        pieces = max(1, chosen.programs * multiprocessors(call.device) // self._groups)
         # Equally long sequences are cut into as many pieces each as run at once, and no more.
         self._pieces = pieces // self._batch * self._batch or pieces
         self._span = call.window_left // page + 2 if call.window_left >= 0 else 0
@@ -220,7 +231,8 @@ _plan = functools.lru_cache(maxsize=4096)(_Plan)
 
 
 @functools.cache
-def _multiprocessors(device: int) -> int:
+def multiprocessors(device: int) -> int:
+    """Give how many a GPU has; a few for -1, the interpreter."""
     if device < 0:
         return _INTERPRETED_MULTIPROCESSORS
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
@@ -236,13 +248,13 @@ def _variants(
     block_d, block_v = (max(16, power_of_two(width)) for width in (head_dim, value_dim))
     stages = chosen.stages if ids else 2 * chosen.stages - 1
     constants = (
-        *flags, shift_of(dtype), *sizes, _SEQUENCES,
+        *flags, shift_of(dtype), *sizes, SEQUENCES,
         block_m, chosen.block_n, block_d, block_v, stages,
     )  # fmt: skip
     options = {"enable_fp_fusion": True, "num_stages": stages}
     aligned = lane > 1
     first = decode.variant(constants, chosen.warps * WARP, device, aligned=aligned, options=options)
     last = unite.variant(
-        (flags[0], value_dim, page, align, block_v, _UNITED), 4 * WARP, device, aligned=True
+        (flags[0], value_dim, page, align, block_v, UNITED), 4 * WARP, device, aligned=True
     )
     return first, last

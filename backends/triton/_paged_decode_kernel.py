@@ -8,11 +8,11 @@ from ._attention_kernel import scaled, weigh
 from ._launch import device_function, kernel
 from ._pages import gathered, ids_of_tile, listed_pages, owner, pages_of_keys, rows_of
 
-__all__ = ["decode", "unite"]
+__all__ = ["decode", "find_piece", "piece_size", "store_piece", "store_rows", "unite"]
 
 
 @device_function
-def _piece_size(pages: tl.tensor, most: tl.tensor, ALIGN: tl.constexpr) -> tl.tensor:
+def piece_size(pages: tl.tensor, most: tl.tensor, ALIGN: tl.constexpr) -> tl.tensor:
     """Give the size of a sequence's pieces: equal ones of at most ``most`` pages, and whole tiles.
 
     Args:
@@ -36,7 +36,7 @@ def _largest_piece(
 
 
 @device_function
-def _piece(
+def find_piece(
     slot: tl.tensor, kv_indptr: tl.tensor, batch: tl.tensor, share: tl.tensor, pieces: tl.tensor,
     WINDOW: tl.constexpr, SPLIT: tl.constexpr, ALIGN: tl.constexpr, BLOCK_B: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
@@ -59,7 +59,7 @@ def _first_seen(length: tl.tensor, window: tl.tensor, WINDOW: tl.constexpr) -> t
 
 
 @device_function
-def _store(
+def store_rows(
     out: tl.tensor, sums: tl.tensor, total: tl.tensor, row: tl.tensor, exists: tl.tensor,
     WIDTH: tl.constexpr, BLOCK_V: tl.constexpr,
 ) -> None:  # fmt: skip
@@ -71,10 +71,11 @@ def _store(
 
 
 @device_function
-def _store_piece(
+def store_piece(
     parts: tl.tensor, sums: tl.tensor, top: tl.tensor, total: tl.tensor,
     row: tl.tensor, rows: tl.tensor, exists: tl.tensor, WIDTH: tl.constexpr, BLOCK_V: tl.constexpr,
 ) -> None:  # fmt: skip
+    """Store what `unite` sums, with the maxima and sums of weights of all ``rows`` behind it."""
     stats = parts + rows.to(tl.int64) * WIDTH
     columns = tl.arange(0, BLOCK_V)[None, :]
     tl.store(parts + row[:, None] * WIDTH + columns, sums, mask=exists[:, None] & (columns < WIDTH))
@@ -125,13 +126,13 @@ def decode(
     groups = heads // GROUP * blocks
     slot, part = tl.program_id(0) // groups, tl.program_id(0) % groups
     kv_head = part // blocks
-    sequence, piece, most = _piece(
+    sequence, piece, most = find_piece(
         slot, kv_indptr, batch, share, pieces, WINDOW, SPLIT, ALIGN, BLOCK_B
     )
     begin, pages, length = listed_pages(sequence, kv_indptr, kv_last_page_len, listed, PAGE)
     low = _first_seen(length, window, WINDOW)
     first = low // PAGE
-    size = _piece_size(pages - first, most, ALIGN) if SPLIT else pages - first
+    size = piece_size(pages - first, most, ALIGN) if SPLIT else pages - first
     if (piece > 0) & (piece * size >= pages - first):
         return
     start = (first + piece * size) * PAGE
@@ -171,11 +172,11 @@ def decode(
 
     row = sequence.to(tl.int64) * heads + head
     if size >= pages - first:
-        _store(out, sums, total, row, exists, WIDTH_V, BLOCK_V)
+        store_rows(out, sums, total, row, exists, WIDTH_V, BLOCK_V)
     elif SPLIT:
         row = slot.to(tl.int64) * heads + head
         slots = tl.num_programs(0) // groups
-        _store_piece(parts, sums, top, total, row, slots * heads, exists, WIDTH_V, BLOCK_V)
+        store_piece(parts, sums, top, total, row, slots * heads, exists, WIDTH_V, BLOCK_V)
 
 
 @kernel(unaligned=("kv_indptr", "kv_last_page_len"))
@@ -192,7 +193,7 @@ def unite(
     most = _largest_piece(kv_indptr, batch, share, pieces, WINDOW, ALIGN)
     _, pages, length = listed_pages(sequence, kv_indptr, kv_last_page_len, listed, PAGE)
     pages -= _first_seen(length, window, WINDOW) // PAGE
-    size = _piece_size(pages, most, ALIGN)
+    size = piece_size(pages, most, ALIGN)
     count = tl.cdiv(pages, size)
     if count <= 1:
         return

@@ -12,18 +12,20 @@ import torch
 import torch_ops
 from torch_ops import once, policy
 
-from . import examples, model_flashinfer, model_sgl_kernel, sites
+from . import examples, model_aiter, model_flashinfer, model_sgl_kernel, sites
 
 _modules = examples.part("flashinfer", "_modules")
 _prefill = examples.part("flashinfer", "_prefill")
 _ragged = examples.part("flashinfer", "_ragged")
 _sequences = examples.part("flashinfer", "_sequences")
+_latents = examples.part("flashinfer", "mla_decode")
 _library = examples.part("sgl_kernel", "_library")
+_aiter = examples.part("aiter", "_library")
 _CACHED = (
-    _modules.norm, _modules.activation, _modules.rope, _modules.cascade, _prefill._single,
-    _ragged.load, _library.operator,
+    _modules.norm, _modules.activation, _modules.rope, _modules.cascade, _modules.product,
+    _prefill._single, _ragged.load, _latents.load, _library.operator, _aiter.function,
 )  # fmt: skip
-_NAMES = ("flashinfer", "sgl_kernel", "attention layer")
+_NAMES = ("flashinfer", "sgl_kernel", "aiter", "attention layer")
 
 
 @pytest.fixture(autouse=True)
@@ -81,6 +83,7 @@ def flashinfer(
     model.install(monkeypatch)
     stream = _Stream()
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: stream)
+    monkeypatch.setattr(torch.cuda, "current_blas_handle", lambda: model_flashinfer.HANDLE)
     yield model
     monkeypatch.undo()
 
@@ -91,6 +94,15 @@ def sgl_kernel(
 ) -> Iterator[model_sgl_kernel.Model]:
     """sgl-kernel, as a model on the CPU."""
     model = model_sgl_kernel.Model()
+    model.install(monkeypatch)
+    yield model
+    monkeypatch.undo()
+
+
+@pytest.fixture
+def aiter(forgotten: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[model_aiter.Model]:
+    """AITER, as a model on the CPU."""
+    model = model_aiter.Model()
     model.install(monkeypatch)
     yield model
     monkeypatch.undo()

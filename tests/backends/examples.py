@@ -14,6 +14,7 @@ from torch_ops.declarations import catalogue
 from torch_ops.registry import registry
 from torch_ops.testing.examine import Examiner, Tally
 from torch_ops.testing.proof import proof_of
+from torch_ops.testing.proofs._latents import FORM as LATENTS
 from torch_ops.testing.proofs._paged import DECODE, PREFILL
 from torch_ops.testing.proofs._ragged import PACKED, sized, spec_of
 from torch_ops.testing.proofs._scaled_mm import plain
@@ -149,6 +150,14 @@ def _sequences(op: str, dtype: str) -> Iterator[Spec]:
         yield spec_of(op, form, dims, looks, {"is_causal": bool(i % 2)}, seed=i)
 
 
+def _latents(op: str, dtype: str) -> Iterator[Spec]:
+    for i, (heads, keys) in enumerate(((1, [9]), (16, [70, 0, 3]), (70, [33, 1]), (128, [5]))):
+        sizes = {"heads": heads, "latent": 512, "rope": 64, "page_size": (16, 64)[i % 2]}
+        dims = sized([], keys, pad=i % 2, spare=2, **sizes)
+        scale = (0.125, 0.0625)[i % 2]
+        yield spec_of(op, LATENTS, dims, {"q_nope": Operand(dtype)}, {"scale": scale}, seed=i)
+
+
 def _products(op: str, dtype: str) -> Iterator[Spec]:
     kind = "int8" if op.endswith("int8") else "float8_e4m3fn"
     sizes = ((1, 8, 16), (3, 24, 48), (16, 64, 128), (33, 136, 64), (129, 16, 272), (1, 512, 256))
@@ -206,6 +215,7 @@ _MAKERS: dict[str, Callable[[str, str], Iterator[Spec]]] = {
     "varlen_attention_with_lse": _sequences,
     "paged_prefill": _sequences,
     "paged_decode": _sequences,
+    "mla_decode": _latents,
     "append_paged_kv_": _appends,
     "min_p_filter": _small,
     "sample_top_k_top_p": _small,

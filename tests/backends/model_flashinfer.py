@@ -19,6 +19,7 @@ from torch import Tensor
 from . import math64
 
 HALVES = (torch.float16, torch.bfloat16)
+HANDLE = 0x5EED  # of cuBLAS, on a machine without a GPU
 
 
 class Model:
@@ -50,12 +51,19 @@ class Model:
             "activation": {"get_act_and_mul_module": self._activation_module},
             "rope": {"get_rope_module": self._rope_module},
             "cascade": {"get_cascade_module": self._cascade_module},
+            "jit.gemm": {
+                "gen_gemm_module": lambda: SimpleNamespace(build_and_load=self._gemm_module)
+            },
             "prefill": {
                 "get_single_prefill_module": self._single_module,
                 "get_batch_prefill_module": self._batch_module,
                 "single_prefill_with_kv_cache": self._single,
                 "BatchPrefillWithRaggedKVCacheWrapper": self._wrapper,
                 "BatchPrefillWithPagedKVCacheWrapper": self._paged_wrapper,
+            },
+            "mla": {
+                "get_batch_mla_module": self._mla_module,
+                "BatchMLAPagedAttentionWrapper": self._mla_wrapper,
             },
         }
         monkeypatch.setitem(sys.modules, "flashinfer", package)
@@ -163,6 +171,35 @@ class Model:
 
         return self.compiled("cascade", merge_state=merge)
 
+    def _gemm_module(self) -> SimpleNamespace:
+        def bmm_fp8(
+            a: Tensor, b: Tensor, out: Tensor, scale_a: Tensor, scale_b: Tensor, workspace: Tensor,
+            handle: int,
+        ) -> None:  # fmt: skip
+            (one, m, k), n = a.shape, b.shape[2]
+            assert one == 1
+            assert a.dtype is b.dtype is torch.float8_e4m3fn
+            assert out.dtype is torch.bfloat16
+            assert tuple(b.shape) == (1, k, n)
+            assert tuple(out.shape) == (1, m, n)
+            assert a.stride()[1:] == (k, 1)
+            assert b.stride()[1:] == (1, k)
+            assert out.is_contiguous()
+            assert k % 16 == n % 16 == 0
+            assert m * n * k
+            for x in (a, b, out):
+                assert x.data_ptr() % 16 == 0
+            for scale in (scale_a, scale_b):
+                assert scale.dtype is torch.float32
+                assert scale.numel() == 1
+            assert workspace.dtype is torch.uint8
+            assert workspace.numel() == 32 << 20
+            self.called.append(("bmm_fp8", handle))
+            total = a[0].double() @ b[0].double()
+            out[0] = total * scale_a.double().reshape(()) * scale_b.double().reshape(())
+
+        return self.compiled("gemm", bmm_fp8=bmm_fp8)
+
     def _single_module(self, backend: str, *kind: Any) -> None:
         q, kv, out, head_dim, value_dim, encoding, windowed, capped, reduced = kind
         assert q is kv is out
@@ -220,6 +257,65 @@ class Model:
         assert not workspace.any()
         assert use_cuda_graph == bool(buffers)
         return PagedWrapper(self, backend, workspace.numel(), buffers)
+
+    def _mla_module(self, backend: str, *kind: Any) -> None:
+        q, kv, out, index, *sizes = kind
+        assert q is kv is out
+        assert q in HALVES
+        assert index is torch.int32
+        assert sizes == [512, 64, False]
+        self.compiled(f"mla {backend}")
+
+    def _mla_wrapper(self, workspace: Tensor, *, backend: str) -> LatentWrapper:
+        assert workspace.dtype is torch.uint8
+        assert workspace.numel() >= 128 << 20
+        return LatentWrapper(self, backend)
+
+
+class LatentWrapper:
+    """A planned batch of sequences of latents in pages."""
+
+    def __init__(self, model: Model, backend: str) -> None:
+        self.model, self.backend = model, backend
+
+    def plan(
+        self, qo_indptr: Tensor, kv_indptr: Tensor, kv_indices: Tensor, kv_len_arr: Tensor,
+        num_heads: int, head_dim_ckv: int, head_dim_kpe: int, page_size: int, causal: bool,
+        sm_scale: float, q_data_type: torch.dtype, kv_data_type: torch.dtype,
+    ) -> None:  # fmt: skip
+        for table in (qo_indptr, kv_indptr, kv_len_arr, kv_indices):
+            assert table.dtype is torch.int32
+            assert table.is_contiguous()
+        count = len(kv_len_arr)
+        assert qo_indptr.tolist() == [*range(count + 1)]
+        assert len(kv_indptr) == count + 1
+        assert (kv_len_arr > 0).all()
+        assert not causal
+        assert sm_scale > 0
+        assert q_data_type is kv_data_type
+        self.table = kv_indptr.tolist(), kv_indices.long(), kv_len_arr.tolist()
+        self.sizes = num_heads, head_dim_ckv, head_dim_kpe, page_size
+        self.scale, self.dtype = sm_scale, q_data_type
+        self.model.called.append(("plan", self.backend, self.table[0], self.table[2], num_heads))
+
+    def run(self, q_nope: Tensor, q_pe: Tensor, ckv: Tensor, kpe: Tensor, *, out: Tensor) -> None:
+        starts, pages, lengths = self.table
+        assert (*q_nope.shape[1:], q_pe.shape[2], ckv.shape[1]) == self.sizes
+        assert out.shape == q_nope.shape
+        assert len(q_nope) == len(lengths)
+        for x in (q_nope, q_pe, ckv, kpe):
+            assert x.dtype is self.dtype
+            assert x.stride(2) == 1
+            assert x.data_ptr() % 16 == 0
+            assert all(step % 8 == 0 for n, step in zip(x.shape, x.stride()[:2], strict=False) if n)
+        for row, (start, count) in enumerate(zip(starts, lengths, strict=False)):
+            token = torch.arange(count)
+            at = pages[start + token // ckv.shape[1]], token % ckv.shape[1]
+            assert start + (count - 1) // ckv.shape[1] < starts[row + 1]
+            q = torch.cat([q_nope[row], q_pe[row]], -1)[None]
+            k = torch.cat([ckv[at], kpe[at]], -1)[:, None]
+            found = math64.attended(q, k, ckv[at][:, None], False, self.scale, -1)
+            out[row] = found[0][0].to(out.dtype)
 
 
 class Wrapper:

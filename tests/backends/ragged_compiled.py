@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from . import workers
+from . import latents, workers
 from .rows_compiled import BACKEND, TARGETS, Launch, compiled, recorded
 
 DTYPES = ("bfloat16", "float16", "float32")
@@ -54,13 +54,19 @@ def checks(*, every: bool = False) -> list[str]:
         for k, op in enumerate(OPS)
         for n, dtype in enumerate(DTYPES)
         if every or ((i + j) % len(OPS) == k and (i // 2 + j // 2) % len(DTYPES) == n)
-    ]
+    ] + [*latents.COMPILED]
 
 
 def run(check: str) -> None:
     """Compile a call's kernels for a target; raises where they make no machine code that fits."""
-    target, op, dtype, head_dim, number = check.split()
-    for launch in launches(target, op, getattr(torch, dtype), int(head_dim), CALLS[int(number)]):
+    target, op, dtype, *numbers = check.split()
+    if op == latents.OP:
+        with chosen_for(target):
+            found = latents.launches(check)
+    else:
+        head_dim, number = map(int, numbers)
+        found = launches(target, op, getattr(torch, dtype), head_dim, CALLS[number])
+    for launch in found:
         made = compiled(launch, target)
         if made.asm["hsaco" if target.startswith("gfx") else "cubin"][:4] != b"\x7fELF":
             raise AssertionError(f"{check}: no machine code of {launch.name}")
@@ -68,6 +74,8 @@ def run(check: str) -> None:
         if made.metadata.shared > limit:
             text = f"{made.metadata.shared} bytes of shared memory of {limit}"
             raise AssertionError(f"{check}: {launch.name}: {text}")
+        if op == latents.OP:
+            latents.judge(check, launch.name, made)
 
 
 def launches(
@@ -98,21 +106,26 @@ def chosen_for(target: str) -> Iterator[None]:
     """Choose tile sizes as on a target, of 132 multiprocessors."""
     decode: Any = importlib.import_module(f"{BACKEND}._paged_decode")
     ragged: Any = importlib.import_module(f"{BACKEND}._ragged")
-    kept = decode.config, decode._multiprocessors, ragged.config, torch.version.hip
+    mla: Any = importlib.import_module(f"{BACKEND}._mla_decode")
+    kept = decode.config, mla.config, ragged.config, torch.version.hip
+    multiprocessors = decode.multiprocessors
     decode.config = lambda _, *rest: kept[0](target, *rest)
-    decode._multiprocessors = lambda _: 132
+    mla.config = lambda _, *rest: kept[1](target, *rest)
+    decode.multiprocessors = mla.multiprocessors = lambda _: 132
     ragged.config = lambda _, *rest: kept[2](target, *rest)
     torch.version.hip = "6" if target.startswith("gfx") else None
-    _forget(decode, ragged)
+    _forget(decode, mla, ragged)
     try:
         yield
     finally:
-        decode.config, decode._multiprocessors, ragged.config, torch.version.hip = kept
-        _forget(decode, ragged)
+        decode.config, mla.config, ragged.config, torch.version.hip = kept
+        decode.multiprocessors = mla.multiprocessors = multiprocessors
+        _forget(decode, mla, ragged)
 
 
-def _forget(decode: Any, ragged: Any) -> None:
-    for cached in (decode._plan, decode._variants, ragged._plan, ragged._variant):
+def _forget(decode: Any, mla: Any, ragged: Any) -> None:
+    plans = decode._plan, decode._variants, mla._plan, mla._variants, ragged._plan, ragged._variant
+    for cached in plans:
         cached.cache_clear()
 
 

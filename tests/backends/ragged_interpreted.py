@@ -9,7 +9,7 @@ import importlib
 import sys
 from typing import Any
 
-from . import workers
+from . import latents, workers
 
 BACKEND = "torch_ops.backends.triton"
 OPS = ("paged_decode", "paged_prefill", "varlen_attention_with_lse")
@@ -18,7 +18,8 @@ LAYERS = ("contract", "bound", "layout", "rerun")
 LAWS = (
     "scaled_values", "negated_logits", "unseen_keys", "masked_weight", "constant_values", "unread",
     "sequences", "heads", "repeated_heads", "moved_pages", "one_page", "later_queries",
-    "larger_bounds", "split_keys",
+    "larger_bounds", "split_keys", "negated", "scaled_latents", "moved_scale", "one_key",
+    "constant_latents",
 )  # fmt: skip
 LAYOUTS = ("row_stride", "unbind", "heads_first", "transposed", "misalign")
 # What differs from the defaults.
@@ -62,7 +63,7 @@ def checks(*, every: bool = False) -> list[str]:
         for j, part in enumerate(parts)
         for k, dtype in enumerate(DTYPES)
         if every or ((i + j) % len(DTYPES) == k and (i + j) % len(OPS))
-    ]
+    ] + [*latents.INTERPRETED]
 
 
 def run(check: str) -> None:
@@ -81,7 +82,8 @@ def run(check: str) -> None:
     only = (*LAYERS, *LAWS) if lawful else LAYERS
     examine = Examiner(registered(op, "triton"), proof, catalogue()[op].contract, only=only)
     of_proof = list(getattr(proof, part)(dtype)) if part in ("zero", "classes") else None
-    for spec in of_proof or _specs(op, dtype, part):
+    specs = latents.specs(dtype, part) if op == latents.OP else _specs(op, dtype, part)
+    for spec in of_proof or specs:
         examine(spec, tally, with_laws=lawful)
     if tally.refused or not tally.executed:
         raise AssertionError(f"executed {tally.executed}, refused {dict(tally.refused)}")
@@ -147,8 +149,9 @@ def choose_as_on_a_gpu() -> None:
     config = ragged.config
     decode.config = lambda *_: decode.Config(16, 4, 3, 4, 1)
     ragged.config = lambda _, *rest: config("sm_90", *rest)
-    for module in (decode, ragged):
-        module._SEQUENCES = 8
+    mla: Any = importlib.import_module(f"{BACKEND}._mla_decode")
+    mla.config = lambda *_: mla.Config(16, 16, 4, 2, 4, 1)
+    decode.SEQUENCES = mla.SEQUENCES = ragged._SEQUENCES = 8
 
 
 if __name__ == "__main__":

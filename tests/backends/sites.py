@@ -12,12 +12,15 @@ PACKAGES = {
     "flashinfer": ("flashinfer", "flashinfer_python", "0.6.13"),
     "sgl_kernel": ("sgl_kernel", "sglang_kernel", "0.4.6"),
 }
-"""Module, distribution and a supported version, by backend."""
+"""Module, distribution and a supported version, by backend for NVIDIA GPUs."""
+
+EVERY = PACKAGES | {"aiter": ("aiter", "amd_aiter", "0.1.19")}
+"""Those for AMD GPUs, too."""
 
 
 def install(site: Path, backend: str, version: str | None = None) -> None:
     """Put a package that can't be imported into a folder, with its metadata."""
-    module, distribution, supported = PACKAGES[backend]
+    module, distribution, supported = EVERY[backend]
     (site / module).mkdir(parents=True)
     (site / module / "__init__.py").write_text(f"raise AssertionError('{module} was imported')\n")
     info = site / f"{distribution}-{version or supported}.dist-info"

@@ -119,7 +119,7 @@ def test_what_is_compiled_ahead(
     for job in warm.jobs(everything=True):
         exec(f"{setup}\n{job.code}", {})
     built = set(pretended["flashinfer"].built)
-    rows = {"norm", "silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul", "rope", "cascade"}
+    rows = {"norm", "silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul", "rope", "cascade", "gemm"}
     prefills = {
         f"{kind} {family} {head_dim} {windowed}"
         for kind in ("single", "batch")
@@ -127,7 +127,8 @@ def test_what_is_compiled_ahead(
         for head_dim in (64, 128, 256)
         for windowed in (True, False)
     }
-    assert built == rows | prefills
+    latents = {"mla fa3"}
+    assert built == rows | prefills | latents
     few = {job.name for job in warm.jobs()}
     assert few < {job.name for job in warm.jobs(everything=True)}
 

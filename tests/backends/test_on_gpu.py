@@ -19,6 +19,7 @@ from torch_ops.selector import static_reasons
 from torch_ops.testing.registered import registered
 
 from . import examples
+from .test_flashinfer_products import products
 from .test_translation import CELLS, HALVES
 
 ABSENT = not torch.cuda.is_available() or torch.version.hip is not None
@@ -60,6 +61,16 @@ def test_right_where_it_is_taken(backend: str, op: str, dtype: str) -> None:
     if not op.startswith("attention"):
         examples.examine(subject, op, examples.covering(op, dtype), device="cuda")
     examples.examine(subject, op, examples.special(op, dtype), device="cuda", laws=False)
+
+
+@pytest.mark.skipif(not ABSENT and torch.cuda.get_device_capability() < (8, 9), reason="no float8")
+def test_products_by_one_scale_each() -> None:
+    subject = registered("scaled_mm_fp8", "flashinfer")
+    examples_of_tensors = products()
+    tally = examples.examine(subject, "scaled_mm_fp8", examples_of_tensors, device="cuda")
+    assert tally.executed == len(examples_of_tensors), tally.refused
+    special = examples.special("scaled_mm_fp8", "bfloat16")
+    examples.examine(subject, "scaled_mm_fp8", special, device="cuda", laws=False)
 
 
 @pytest.mark.parametrize("backend", BOTH)

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import torch_ops
-from torch_ops import Backend, BackendUnavailableError, Platform, calls, ops
+from torch_ops import Backend, BackendUnavailableError, Platform, calls, discovery, ops
+from torch_ops.declarations import catalogue
 from torch_ops.registry import registry
 
 from . import sites
@@ -39,8 +40,18 @@ def test_what_they_serve() -> None:
     only = {"quantize_fp8_per_group", "scaled_mm_fp8", "scaled_mm_int8", "topk_softmax"}
     assert set(SERVED["sgl_kernel"]) == shared | only
     sequences = {"varlen_attention", "varlen_attention_with_lse", "paged_prefill", "paged_decode"}
-    dense = {"layer_norm", "attention", "attention_with_lse"}
+    sequences |= {"mla_decode"}
+    dense = {"layer_norm", "attention", "attention_with_lse", "scaled_mm_fp8"}
     assert set(SERVED["flashinfer"]) == shared | dense | sequences
+
+
+@pytest.mark.parametrize("backend", sites.PACKAGES)
+def test_every_other_op_is_declined_with_a_reason(backend: str) -> None:
+    declined = discovery.packages()[backend].declined
+    assert set(declined) == set(catalogue()) - set(SERVED[backend])
+    for reason in declined.values():
+        assert reason[0].islower()
+        assert not reason.endswith(".")
 
 
 @pytest.mark.parametrize("platform", ELSEWHERE, ids=str)
@@ -129,11 +140,11 @@ POISONED = """
 
     class Poison:
         def find_spec(self, name, path=None, target=None):
-            if name.partition(".")[0] in ("flashinfer", "sgl_kernel", "triton"):
+            if name.partition(".")[0] in ("aiter", "flashinfer", "sgl_kernel", "triton"):
                 raise AssertionError(f"{name} was looked for")
 
     if {blocked}:
-        sys.modules.update(dict.fromkeys(("flashinfer", "sgl_kernel", "triton")))
+        sys.modules.update(dict.fromkeys(("aiter", "flashinfer", "sgl_kernel", "triton")))
     import torch
     import torch_ops
     from torch_ops import Platform, ops
@@ -144,7 +155,7 @@ POISONED = """
         for platform in (Platform.cpu(), Platform.rocm("gfx942"), Platform.cuda((9, 0))):
             str(torch_ops.explain(op, platform=platform))
         torch_ops.select_kernel(op, "torch", platform=Platform.rocm("gfx942"))
-    assert not any(sys.modules.get(name) for name in ("flashinfer", "sgl_kernel"))
+    assert not any(sys.modules.get(name) for name in ("aiter", "flashinfer", "sgl_kernel"))
     print("done")
 """
 
@@ -152,7 +163,7 @@ POISONED = """
 @pytest.mark.parametrize("blocked", [False, True])
 def test_nothing_is_imported_to_list_explain_and_run(tmp_path: Path, blocked: bool) -> None:
     """Packages that raise at their import, and packages that ``sys.modules`` says aren't there."""
-    for backend in sites.PACKAGES:
+    for backend in sites.EVERY:
         sites.install(tmp_path, backend)
     assert sites.python(POISONED.replace("{blocked}", str(blocked)), tmp_path) == "done\n"
 

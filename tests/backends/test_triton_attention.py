@@ -56,7 +56,7 @@ def test_compiles(compiled: dict[str, str | None], check: str) -> None:
     assert compiled[check] is None, compiled[check]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.timeout(1200)
 def test_compiles_in_every_dtype_with_every_head_dim() -> None:
     cache = str(workers.ROOT / ".cache" / "triton")

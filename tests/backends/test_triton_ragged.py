@@ -65,7 +65,7 @@ def test_compiles(compiled: dict[str, str | None], check: str) -> None:
     assert compiled[check] is None, compiled[check]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.timeout(2400)
 def test_compiles_in_every_dtype_with_every_head_dim() -> None:
     found = workers.in_processes("ragged_compiled", "--every", TRITON_CACHE_DIR=CACHE)

@@ -50,6 +50,15 @@ def test_compiles(compiled: dict[str, str | None], check: str) -> None:
     assert compiled[check] is None, compiled[check]
 
 
+@pytest.mark.exhaustive
+@pytest.mark.timeout(1200)
+def test_compiles_in_every_dtype() -> None:
+    cache = str(workers.ROOT / ".cache" / "triton")
+    found = workers.in_processes("rows_compiled", "--every", TRITON_CACHE_DIR=cache)
+    assert sorted(found) == sorted(rows_compiled.checks(every=True))
+    assert [broken for broken in found.values() if broken] == []
+
+
 def test_a_cpu_is_refused_with_what_to_do() -> None:
     x = torch.ones(2, 8)
     with pytest.raises(torch_ops.BackendUnavailableError) as caught:

@@ -14,6 +14,7 @@ from .kernels import BF16
 _packed: Two = right("varlen_attention_with_lse")
 _decode: One = right("paged_decode")
 _prefill: One = right("paged_prefill")
+_latents: One = right("mla_decode")
 _append: Any = right("append_paged_kv_")
 
 
@@ -38,6 +39,16 @@ def _full_last_page_of_rows(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Tens
 def _page_of_16_bits(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Tensor:
     indptr, indices, *others = rest
     return _decode(q, k, v, indptr, indices % 2**16, *others)
+
+
+def _latents_of_full_last_pages(*args: Any) -> Tensor:
+    *others, last, scale = args
+    return _latents(*others, torch.full_like(last, args[2].shape[1]), scale)
+
+
+def _latents_of_page_of_16_bits(*args: Any) -> Tensor:
+    *others, indices, last, scale = args
+    return _latents(*others, indices % 2**16, last, scale)
 
 
 def _slot_of_16_bits(
@@ -67,6 +78,8 @@ FAULTS = [
     Fault(paged.unused_slots_hold_nan, "paged_decode", BF16, _full_last_page),
     Fault(paged.unused_slots_hold_nan, "paged_prefill", BF16, _full_last_page_of_rows),
     Fault(paged.pages_past_16_and_31_bits, "paged_decode", BF16, _page_of_16_bits),
+    Fault(paged.latents_of_large_queries, "mla_decode", BF16, _latents_of_full_last_pages),
+    Fault(paged.latents_past_16_and_31_bits, "mla_decode", BF16, _latents_of_page_of_16_bits),
     Fault(paged.slots_past_31_bits, "append_paged_kv_", BF16, _slot_of_16_bits),
     Fault(paged.caches_in_a_packed_buffer, "append_paged_kv_", BF16, _padding_in_slot_0),
 ]

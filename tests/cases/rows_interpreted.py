@@ -11,6 +11,8 @@ import traceback
 
 import torch
 
+from tests.backends import workers
+
 from .kernels import FP32, HALF, RefusedError, of_backend
 from .scenarios import SCENARIOS, Scenario
 
@@ -24,7 +26,7 @@ def tried() -> list[Scenario]:
 
 def main() -> None:
     """Try all of them."""
-    torch.set_num_threads(1)
+    workers.quicken()
     kernels = of_backend("triton", torch.device("cpu"))
     results: dict[str, str | None] = {}
     for scenario in tried():

@@ -15,6 +15,7 @@ from .scenario import scenario
 
 PAGED = ("paged_decode", "paged_prefill")
 APPEND = ("append_paged_kv_",)
+LATENTS = ("mla_decode",)
 PACKED = ("varlen_attention_with_lse",)
 
 
@@ -72,6 +73,38 @@ def pages_past_16_and_31_bits(kernels: Kernels, op: str, dtype: torch.dtype) -> 
     table = (0, 1, 2), (pages - 1, pages - 2), (size, size)
     (out,) = kernels(op, q, cache, cache, *rows, *(_int32(kernels, *part) for part in table))
     same("T34", out, torch.stack([torch.full_like(q[0], 0.75), torch.full_like(q[0], 0.5)]))
+
+
+@scenario("T6", "T25", "T43", ops=LATENTS, dtypes=[BF16])
+def latents_of_large_queries(kernels: Kernels, op: str, dtype: torch.dtype) -> None:
+    """Sequences of 5, 0 and 700 tokens in one cache of latents and rotated parts; else NaN."""
+    pool = kernels.full((14, 64, 576), math.nan, dtype)
+    pool[1:12] = kernels.normal(11, 64, 576, dtype=dtype)
+    pool[11, 60:] = math.nan  # of 700 tokens the last page has 60
+    pool[12, :5] = kernels.normal(5, 576, dtype=dtype, seed=1)
+    indices = _int32(kernels, 12, *range(1, 12))
+    table = _int32(kernels, 0, 1, 1, 12), indices, _int32(kernels, 5, 64, 60)
+    for size in (1.0, 100.0):
+        q = size * kernels.normal(3, 16, 576, dtype=dtype, seed=2)
+        parts = q[..., :512], q[..., 512:], pool[..., :512], pool[..., 512:]
+        (out,) = kernels.proven(op, *parts, *table, 0.07)
+        same("T6", out[1], torch.zeros_like(out[1]))
+        require("T25, T43: an infinity or NaN", out.isfinite().all())
+
+
+@scenario("T34", "T35", ops=LATENTS, dtypes=[BF16], gigabytes=8)
+def latents_past_16_and_31_bits(kernels: Kernels, op: str, dtype: torch.dtype) -> None:
+    """In one cache with the rotated parts; pages of 480 tokens where memory suffices."""
+    large = kernels.far >= 2**31
+    size, latent, rotated = (480, 512, 64) if large else (1, 16, 8)
+    pages = kernels.far // (size * (latent + rotated)) + 3 if large else 66_000
+    pool = kernels.full((pages, size, latent + rotated), 3.0, dtype)
+    pool[-1], pool[-2] = 0.75, 0.5
+    q = [kernels.normal(2, 16, width, dtype=dtype) for width in (latent, rotated)]
+    table = (0, 1, 2), (pages - 1, pages - 2), (size, size)
+    caches = pool[..., :latent], pool[..., latent:]
+    (out,) = kernels(op, *q, *caches, *(_int32(kernels, *part) for part in table), 0.125)
+    same("T34", out, torch.stack([torch.full_like(q[0][0], n) for n in (0.75, 0.5)]))
 
 
 @scenario("T35", ops=APPEND, dtypes=[BF16], gigabytes=32)

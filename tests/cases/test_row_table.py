@@ -32,23 +32,31 @@ def rows_of(test: str) -> set[str]:
                                                 name.replace("_", " "))}  # fmt: skip
 
 
+COLLECT = """
+import sys, pytest
+
+class Listing:
+    def pytest_collection_finish(self, session):
+        for item in session.items:
+            print("gpu" if item.get_closest_marker("gpu") else "cpu", item.nodeid)
+
+sys.exit(pytest.main(["--collect-only", "-qq", *sys.argv[1:]], plugins=[Listing()]))
+"""
+
+
 @pytest.fixture(scope="module")
 def collected() -> dict[str, set[str]]:
     """Rows of tests that need a GPU, and of those that don't."""
-    running = {
-        where: subprocess.Popen(
-            [sys.executable, "-m", "pytest", "--collect-only", "-q", "-m", marks, *FILES],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for where, marks in (("gpu", "gpu"), ("cpu", "not gpu"))
-    }
-    found: dict[str, set[str]] = {}
-    for where, process in running.items():
-        out, _ = process.communicate(timeout=200)
-        assert process.returncode == 0, out[-2000:]
-        found[where] = set().union(*(rows_of(line) for line in out.splitlines()))
+    done = subprocess.run(
+        [sys.executable, "-c", COLLECT, *FILES],
+        cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False, timeout=200,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-2000:]
+    found: dict[str, set[str]] = {"gpu": set(), "cpu": set()}
+    for line in done.stdout.splitlines():
+        where, _, test = line.partition(" ")
+        if where in found:
+            found[where] |= rows_of(test)
     return found
 
 

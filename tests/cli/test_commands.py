@@ -69,17 +69,26 @@ def test_info(shell: Shell) -> None:
     ]
 
 
-def test_info_names_what_no_package_provides(shell: Shell) -> None:
-    for backend in shell.json("info")["backends"]:
-        if not backend["distributions"]:
-            assert backend["usable"] is False
-            assert backend["reasons"] == ["no installed package provides it"]
+def unserved(backend: str) -> None:
+    for op in torch_ops.registry.ops():
+        for spec in torch_ops.registry.get(op):
+            if spec.backend == backend:
+                torch_ops.registry.unregister(spec)
+
+
+def test_info_names_what_no_package_provides(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    unserved("aiter")
+    monkeypatch.delitem(discovery.packages(), "aiter")
+    (alone,) = [b for b in shell.json("info")["backends"] if not b["distributions"]]
+    assert (alone["name"], alone["usable"]) == ("aiter", False)
+    assert alone["reasons"] == ["no installed package provides it"]
 
 
 def test_info_says_why_a_backend_runs_on_no_device_here(
     shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("torch_ops.cli.inventory._devices", lambda: ["cpu"])
+    unserved("aiter")
     torch_ops.register_kernel(
         torch_ops.KernelSpec(
             "only_registered", "aiter", "math:sqrt", frozenset({torch_ops.Requirement.rocm()})
@@ -142,6 +151,46 @@ def test_explain_shows_the_table_of_explain(shell: Shell) -> None:
     assert text == f"{torch_ops.explain('rms_norm', platform=platform)}\n"
 
 
+PAIRS = """
+import torch
+from torch_ops import ops
+
+WEIGHT = torch.ones(8)
+
+def model():
+    x = torch.randn(2, 8, dtype=torch.bfloat16)
+    y = ops.rms_norm(x, WEIGHT)
+    return ops.quantize_fp8_per_token(y), ops.quantize_fp8_per_token(ops.silu_and_mul(y))
+"""
+
+
+def test_explain_a_graph(shell: Shell, tmp_path: Path) -> None:
+    file = tmp_path / "pairs.py"
+    file.write_text(PAIRS)
+    pairs = shell.json("explain", "--graph", f"{file}:model")["pairs"]
+    assert [(pair["name"], pair["fused"]) for pair in pairs] == [
+        ("rms_norm_quant_fp8", False),
+        ("silu_and_mul_quant_fp8", True),
+    ]
+    assert pairs[0]["place"] == f"{file}:10"
+    assert pairs[0]["reason"].endswith("takes what lies between, too")
+    _, text, _ = shell("explain", "--graph", f"{file}:model")
+    assert text.startswith("2 pairs of calls that one op computes\n")
+
+
+def test_explain_what_no_graph_is(shell: Shell, tmp_path: Path) -> None:
+    file = tmp_path / "pairs.py"
+    file.write_text(PAIRS)
+    for given, message in (
+        (("rms_norm", "--graph", f"{file}:model"), "name an op, or a function by --graph"),
+        (("--graph", f"{tmp_path}/none.py:model"), "names no file"),
+        (("--graph", f"{file}:modell"), "no function 'modell'"),
+    ):
+        code, _, err = shell("explain", *given)
+        assert code == 2
+        assert message in " ".join(err.replace("│", " ").split())
+
+
 def test_explain_the_backend_of_a_call(shell: Shell) -> None:
     found = shell.json("explain", "rms_norm", "--backend", "inductor")
     assert (found["chosen"], found["source"]) == ("inductor", "call")
@@ -186,7 +235,7 @@ def test_error_is_one_message(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "Missing argument"),
+        ((), "name an op, or a function by --graph, and not both"),
         (("rms_norm", "--jsn"), "No such option: --jsn"),
         (("rms_norm", "--shape", "axb"), "--shape 'axb' is not a shape"),
         (("rms_norm", "--dtype", "bf17", "--shape", "4"), "--dtype 'bf17' is not a dtype"),
@@ -330,10 +379,31 @@ def test_demo(ok: bool, shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     assert asked == ["What is the capital of France?", "And of Spain?"]
 
 
+@pytest.mark.parametrize("ok", [True, False])
+def test_serve_demo(ok: bool, shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("transformers")
+    asked: list[tuple[int, str]] = []
+
+    def serve(settings: Any, device: str) -> Answer:
+        asked.append((settings.requests, device))
+        return Answer(ok)
+
+    monkeypatch.setattr("torch_ops.demo.serving.serve", serve)
+    code, out, _ = shell("serve-demo", "--device", "cpu")
+    assert code == (0 if ok else 1)
+    assert out.startswith("Answer: Paris")
+    arguments = ("--requests", "3", "--device", "cpu")
+    assert shell.json("serve-demo", *arguments, code=code) == Answer.data
+    assert asked == [(32, "cpu"), (3, "cpu")]
+    code, _, err = shell("serve-demo", "--requests", "0")
+    assert code == 2
+    assert "--requests" in err
+
+
 def test_help_names_every_command(shell: Shell) -> None:
     code, out, _ = shell("--help")
     assert code == 0
-    for command in ("info", "list", "explain", "verify", "demo"):
+    for command in ("info", "list", "explain", "verify", "demo", "serve-demo"):
         assert f"\n  {command} " in out
         code, text, _ = shell(command, "--help")
         assert code == 0

@@ -122,6 +122,19 @@ def _pages(rows: int, dtype: torch.dtype) -> Arguments:
     }
 
 
+def _latents(rows: int, dtype: torch.dtype) -> Arguments:
+    """Pages as those of `_pages`, of latents and of rotated parts."""
+    table = {name: made for name, made in _pages(rows, dtype).items() if name.startswith("kv_")}
+    return {
+        "q_nope": torch.randn(rows, 4, HIDDEN, dtype=dtype),
+        "q_pe": torch.randn(rows, 4, 6, dtype=dtype),
+        "ckv_cache": torch.randn(PAGES, 4, HIDDEN, dtype=dtype),
+        "kpe_cache": torch.randn(PAGES, 4, 6, dtype=dtype),
+        **table,
+        "scale": 0.25,
+    }
+
+
 def _decode(rows: int, dtype: torch.dtype) -> Arguments:
     return _pages(rows, dtype) | NUMBERS
 
@@ -198,6 +211,7 @@ MAKERS: dict[str, Callable[[int, torch.dtype], Arguments]] = {
     "layer_norm": _layer_norm,
     "merge_state": _merge,
     "min_p_filter": lambda rows, dtype: _probs(rows, dtype, "min_p"),
+    "mla_decode": _latents,
     "moe_align_block_size": _align,
     "paged_decode": _decode,
     "paged_prefill": _prefill,

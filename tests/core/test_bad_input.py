@@ -137,12 +137,12 @@ ATTENTION = [
 NUMBERS = ATTENTION[-5:]
 
 
-def index(name: str) -> list[Any]:
+def index(name: str, queries: str = "q") -> list[Any]:
     """Not int32, not a vector, not on the device of the queries."""
     return [
         case(name, "dtype", to(name, torch.int64), r"torch\.int64", r"torch\.int32"),
         case(name, "rank", lambda args: {name: args[name][None]}, "of shape", "rank 1, a vector"),
-        case(name, "device", to(name, "meta"), "on device", "as 'q'"),
+        case(name, "device", to(name, "meta"), "on device", f"as '{queries}'"),
     ]
 
 
@@ -179,6 +179,31 @@ PAGES = [
     case("k_cache", "no slots", rank("k_cache", 40, 0, 2, 16), "of shape", "page_size >= 1"),
     case("v_cache", "pages", cut("v_cache", 0), r"of shape \[39, 4, 2, 16\]", r"\[40, 4, 2, 'D'\]"),
 ]
+TABLES = [
+    case("kv_indptr", "short", cut("kv_indptr"), r"of shape \[3\]", r"\[4\], a bound more than"),
+    case(
+        "kv_last_page_len", "short", cut("kv_last_page_len"), r"of shape \[2\]", r"\[3\], one a se"
+    ),
+]
+LATENTS = [
+    *floats("q_nope"),
+    case("q_nope", "rank", rank("q_nope", 3, 16), r"of shape \[3, 16\]", r"rank 3, \[B, H, L\]"),
+    case("q_pe", "heads", cut("q_pe", 1), r"of shape \[3, 3, 6\]", r"\[3, 4, R\], B and H"),
+    case("q_pe", "dtype", to("q_pe", torch.float16), r"torch\.float16", "as 'q_nope'"),
+    case("ckv_cache", "rank", rank("ckv_cache", 4, 16), r"of shape \[4, 16\]", "page_size >= 1"),
+    case("ckv_cache", "latents", cut("ckv_cache"), r"of shape \[40, 4, 15\]", "16.*L of 'q_nope'"),
+    case("ckv_cache", "no slots", rank("ckv_cache", 40, 0, 16), "of shape", "page_size >= 1"),
+    case("ckv_cache", "dtype", to("ckv_cache", torch.float16), r"torch\.float16", "as 'q_nope'"),
+    case("kpe_cache", "pages", cut("kpe_cache", 0), r"of shape \[39, 4, 6\]", r"\[40, 4, 6\], P"),
+    case("kpe_cache", "rotated", cut("kpe_cache"), r"of shape \[40, 4, 5\]", "R of 'q_pe'"),
+    case("kpe_cache", "device", to("kpe_cache", "meta"), "on device", "as 'q_nope'"),
+    *index("kv_indptr", "q_nope"),
+    *index("kv_indices", "q_nope"),
+    *index("kv_last_page_len", "q_nope"),
+    *TABLES,
+    case("scale", "infinite", put("scale", float("inf")), "inf", "a finite number"),
+    case("scale", "nan", put("scale", float("nan")), "nan", "a finite number"),
+]
 PAGED = [
     *QUERIES,
     *PAGES,
@@ -193,12 +218,9 @@ PAGED = [
         "a divisor of the 4 heads of 'q'",
     ),
     *index("kv_indptr"),
-    case("kv_indptr", "short", cut("kv_indptr"), r"of shape \[3\]", r"\[4\], a bound more than"),
     *index("kv_indices"),
     *index("kv_last_page_len"),
-    case(
-        "kv_last_page_len", "short", cut("kv_last_page_len"), r"of shape \[2\]", r"\[3\], one a se"
-    ),
+    *TABLES,
     *NUMBERS,
 ]
 PREFILL = [
@@ -391,6 +413,7 @@ BAD: dict[str, list[Any]] = {
     "layer_norm": [*NORM, *vector("bias")],
     "merge_state": MERGE,
     "min_p_filter": [*PROBS, *numbers("min_p", "float32")],
+    "mla_decode": LATENTS,
     "moe_align_block_size": ALIGN,
     "paged_decode": PAGED,
     "paged_prefill": PREFILL,

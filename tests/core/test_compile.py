@@ -375,6 +375,7 @@ MARKS = {
 """ATen kernels that only this backend's rms_norm calls."""
 
 
+@pytest.mark.usefixtures("opaque")
 @pytest.mark.parametrize("outer", ["eager", "aot_eager", "inductor"])
 def test_the_profiler_sees_the_kernel_that_explain_names(outer: str, install: Install) -> None:
     install("acme")

@@ -23,7 +23,7 @@ from .samples import OPS
 from .toy import Toy
 
 pytestmark = [
-    pytest.mark.usefixtures("fresh_dynamo"),
+    pytest.mark.usefixtures("fresh_dynamo", "opaque"),
     # PyTorch's own forward mode scripts its decompositions when it is used first.
     pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated"),
 ]

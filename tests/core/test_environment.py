@@ -99,6 +99,7 @@ def test_every_variable_is_described() -> None:
     names = {
         "TORCH_OPS_BACKEND",
         "TORCH_OPS_DISABLE",
+        "TORCH_OPS_INLINE",
         "TORCH_OPS_REQUIRE",
         "TORCH_OPS_TUNING_TABLE",
     }

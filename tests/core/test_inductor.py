@@ -11,7 +11,7 @@ from torch import Tensor
 from torch._inductor.utils import run_and_get_code
 
 import torch_ops
-from torch_ops import declare, ops
+from torch_ops import declare, ops, runtime
 from torch_ops.contracts import Contract
 
 WEIGHT = torch.linspace(0.5, 1.5, 8)
@@ -21,7 +21,7 @@ LATER = (SLOTS, SLOTS + 4)
 
 
 @pytest.fixture(autouse=True)
-def own_graphs() -> Iterator[None]:
+def own_graphs(opaque: None) -> Iterator[None]:
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
@@ -270,14 +270,19 @@ def test_the_cache_key_has_the_fingerprint_after_the_tag_of_the_user(tag: Any) -
 
     for own in ("mine", "other|mine", ""):
         tag.cache_key_tag = own
-        mark = f"torch_ops:{torch_ops.registry.fingerprint()}"
+        mark = f"torch_ops:{runtime.fingerprint()}"
         assert compiled().split("|") == [*filter(None, own.split("|")), mark]
+        assert mark.startswith(f"torch_ops:{torch_ops.registry.fingerprint()}")
     seen = {mark}
-    for change in (_register, _declare, _change_the_fake):
+    for change in (_register, _declare, _change_the_fake, _change_what_dissolves):
         change()
-        assert compiled() == f"torch_ops:{torch_ops.registry.fingerprint()}"
+        assert compiled() == f"torch_ops:{runtime.fingerprint()}"
         assert compiled() not in seen
         seen.add(compiled())
+
+
+def _change_what_dissolves() -> None:
+    torch_ops.set_inline(rms_norm=True)
 
 
 def _register() -> None:

@@ -34,6 +34,11 @@ def test_absent() -> None:
     )
 
 
+def test_another_way_to_install() -> None:
+    reason = lacking("acme_wrapped", "acme-wrapped", "0.6.13", "0.7", "ask acme for a wheel")
+    assert reason == "not installed: no module named 'acme_wrapped'; ask acme for a wheel"
+
+
 def test_blocked(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     describe(site, "0.6.13")
     monkeypatch.setitem(sys.modules, "acme_wrapped", None)

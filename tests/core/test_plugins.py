@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import subprocess
 import sys
@@ -248,6 +249,45 @@ def test_broken_package_breaks_nothing_else(install: Install) -> None:
     assert candidate.state == "failed"
     with pytest.raises(UnknownBackendError, match="No 'broken' backend registered for op 'lay"):
         ops.layer_norm(x, backend="broken")
+
+
+def decline(monkeypatch: pytest.MonkeyPatch, stated: object) -> None:
+    package = importlib.import_module("torch_ops_acme")
+    monkeypatch.setattr(package, "declined", stated, raising=False)
+    torch_ops.refresh()
+
+
+def test_what_a_package_declines_says_why(
+    install: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install("acme")
+    decline(monkeypatch, {"layer_norm": "rows are never centered"})
+    with pytest.raises(UnknownBackendError) as raised:
+        ops.layer_norm(torch.randn(3, 8), backend="acme")
+    wanted = "No 'acme' backend registered for op 'layer_norm': rows are never centered. Registered"
+    assert str(raised.value.args[0]).startswith(wanted)
+    with pytest.raises(UnknownBackendError, match=r"for op 'gelu_and_mul'\. Registered"):
+        ops.gelu_and_mul(torch.randn(3, 8), backend="acme")
+    assert ops.silu_and_mul(torch.randn(3, 8), backend="acme").shape == (3, 4)
+
+
+@pytest.mark.parametrize(
+    ("stated", "message"),
+    [
+        (["layer_norm"], "TypeError: declined must map names of ops to reasons, received ['la"),
+        ({"layer_norm": ""}, "TypeError: declined must map names of ops to reasons, received {"),
+        ({"rms_norm": "no"}, "ValueError: declined names 'rms_norm', which is a module of the p"),
+    ],
+    ids=str,
+)
+def test_what_can_t_be_declined_so_makes_the_package_unusable(
+    stated: object, message: str, install: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install("acme")
+    decline(monkeypatch, stated)
+    with pytest.raises(BackendUnavailableError) as raised:
+        ops.rms_norm(torch.randn(3, 8), backend="acme")
+    assert any(message in reason for reason in raised.value.reasons)
 
 
 def test_broken_package_is_in_every_list_of_reasons(

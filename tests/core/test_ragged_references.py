@@ -17,7 +17,13 @@ from torch_ops.declarations import _ragged, catalogue
 
 from . import samples
 
-OPS = ["append_paged_kv_", "paged_decode", "paged_prefill", "varlen_attention_with_lse"]
+OPS = [
+    "append_paged_kv_",
+    "mla_decode",
+    "paged_decode",
+    "paged_prefill",
+    "varlen_attention_with_lse",
+]
 
 
 def reference(op: str) -> Callable[..., Any]:

@@ -16,7 +16,28 @@ _cache: Any = importlib.import_module("torch_ops.integrations.transformers.cache
 
 FAMILIES = ("Llama", "Mistral", "Qwen2")
 LAYERS, VOCABULARY, POSITIONS = 3, 97, 64
-SlotCache = _cache.SlotCache
+_TYPES = ["sliding_attention", "full_attention", "sliding_attention"]
+_EXPERTS = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+_PARTIAL = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+_TWO_BASES = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+    "full_attention": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0},
+}
+_GEMMA = {"sliding_window": 5, "layer_types": _TYPES, "query_pre_attn_scalar": 11, "head_dim": 8}
+SPECIAL: dict[str, dict[str, Any]] = {
+    "Mistral": {"head_dim": 8},
+    "Qwen3": {"head_dim": 16, "attention_bias": True},
+    "Gemma2": {**_GEMMA, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},
+    "Gemma3": {**_GEMMA, "rope_parameters": _TWO_BASES},
+    "Phi3": {"sliding_window": 6, "rope_parameters": _PARTIAL, "partial_rotary_factor": 0.5},
+    "Mixtral": {"num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 6},
+    "Qwen2Moe": {**_EXPERTS, "shared_expert_intermediate_size": 40, "norm_topk_prob": False},
+    "Qwen3Moe": {**_EXPERTS, "head_dim": 16, "norm_topk_prob": True, "mlp_only_layers": [1]},
+}
+"""What makes a small model show what is special in its family."""
+_paged: Any = importlib.import_module("torch_ops.integrations.transformers.paged")
+SlotCache, PagedCache = _cache.SlotCache, _paged.PagedCache
+OutOfPagesError = _paged.OutOfPagesError
 CACHE = _cache.argument(transformers.LlamaForCausalLM)
 
 
@@ -35,9 +56,8 @@ def config(family: str = "Llama", **changes: Any) -> Any:
         "eos_token_id": None,
         "tie_word_embeddings": False,
     }
-    if family == "Mistral":
-        values["head_dim"] = 8
-    return getattr(transformers, f"{family}Config")(**{**values, **changes})
+    name = "Gemma3TextConfig" if family == "Gemma3" else f"{family}Config"
+    return getattr(transformers, name)(**{**values, **SPECIAL.get(family, {}), **changes})
 
 
 def model(family: str = "Llama", seed: int = 0, shared: Any = None, **changes: Any) -> Any:
@@ -59,18 +79,49 @@ def tokens(batch: int = 1, length: int = 9, seed: int = 0) -> Tensor:
     return torch.randint(2, VOCABULARY, (batch, length), generator=generator)
 
 
-def exact(untouched: Any, ids: Tensor) -> Tensor:
-    """Logits in float64; norms too, which transformers computes in float32 whatever the dtype."""
+def exact(untouched: Any, ids: Tensor, **arguments: Any) -> Tensor:
+    """Logits in float64, also of parts that transformers computes in float32 whatever the dtype."""
+    transformers.AttentionInterface.register("exact", _exact_attention)
+    masks = importlib.import_module("transformers.masking_utils")
+    transformers.AttentionMaskInterface.register("exact", masks.eager_mask)
     wide = copy.deepcopy(untouched).double()
+    wide.config._attn_implementation = "exact"
+    wide.config._experts_implementation = "eager"
     for module in wide.modules():
-        if type(module).__name__.endswith("RMSNorm"):
-            module.forward = types.MethodType(_exact_norm, module)
-    logits: Tensor = wide(ids).logits
+        for suffix, forward in _EXACT.items():
+            if type(module).__name__.endswith(suffix):
+                module.forward = types.MethodType(forward, module)
+    logits: Tensor = wide(ids, **arguments).logits
     return logits
 
 
 def _exact_norm(self: Any, x: Tensor) -> Tensor:
-    return self.weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)  # type: ignore[no-any-return]
+    gemma = type(self).__name__.startswith("Gemma")
+    weight, eps = (1 + self.weight, self.eps) if gemma else (self.weight, self.variance_epsilon)
+    return weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)  # type: ignore[no-any-return]
+
+
+def _exact_router(self: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    logits = x @ self.weight.T
+    weights, ids = logits.softmax(-1).topk(self.top_k)
+    if getattr(self, "norm_topk_prob", True):
+        weights = weights / weights.sum(-1, keepdim=True)
+    return logits, weights, ids
+
+
+def _exact_attention(
+    module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **settings: Any
+) -> tuple[Tensor, None]:
+    group = q.shape[1] // k.shape[1]
+    logits = q @ k.repeat_interleave(group, 1).mT * settings["scaling"]
+    if settings.get("softcap") is not None:
+        logits = settings["softcap"] * torch.tanh(logits / settings["softcap"])
+    if mask is not None:
+        logits = logits + mask
+    return (logits.softmax(-1) @ v.repeat_interleave(group, 1)).transpose(1, 2), None
+
+
+_EXACT = {"RMSNorm": _exact_norm, "TopKRouter": _exact_router}
 
 
 def assert_as_accurate(logits: Tensor, plain: Tensor, truth: Tensor) -> None:

@@ -259,9 +259,8 @@ def test_a_model_without_known_attention_is_warned_of(caplog: pytest.LogCaptureF
         layer.self_attn.__class__ = attention
     accelerate(made)
     (record,) = caplog.records
-    assert "no attention of LlamaForCausalLM is of a known type (Llama, Mistral, Qwen2)" in (
-        record.getMessage()
-    )
+    known = "no attention of LlamaForCausalLM is of a known type (Llama, Mistral, "
+    assert known in record.getMessage()
 
 
 def test_one_unknown_attention_keeps_the_whole_decoders() -> None:

@@ -24,15 +24,23 @@ def test_a_mask_of_ones_changes_nothing(made: torch.nn.Module) -> None:
     assert torch.equal(made(ids, attention_mask=torch.ones_like(ids)).logits, logits)
 
 
-@pytest.mark.parametrize("side", [0, -1])
-def test_padding_is_refused(made: torch.nn.Module, side: int) -> None:
+def test_a_gap_within_a_window_is_refused() -> None:
+    """The model's own mask counts padding as keys of the window."""
+    made = model("Mistral", sliding_window=4)
+    accelerate(made)
     ids = tokens(2)
     mask = torch.ones_like(ids)
-    mask[1, side] = 0
-    with pytest.raises(ValueError, match="attention_mask: received one with padding"):
-        made(ids, attention_mask=mask)
-    with pytest.raises(ValueError, match="attention_mask: received one with padding"):
-        support.generate(made, ids, attention_mask=mask)
+    mask[1, -1] = 0
+    cache = made(ids, attention_mask=mask)[CACHE]
+    with pytest.raises(ValueError, match="padding between the tokens of a sequence"):
+        made(ids[:, :1], attention_mask=torch.cat((mask, mask[:, :1]), 1), **{CACHE: cache})
+
+
+def test_a_mask_of_the_new_tokens_alone_is_refused(made: torch.nn.Module) -> None:
+    ids = tokens(2)
+    cache = made(ids)[CACHE]
+    with pytest.raises(ValueError, match="received one for 1 tokens, accepted: for all 10"):
+        made(ids[:, :1], attention_mask=torch.ones(2, 1), **{CACHE: cache})
 
 
 def test_a_mask_of_four_dimensions_is_refused(made: torch.nn.Module) -> None:

@@ -13,7 +13,11 @@ from torch_ops.testing.verify import verify
 DTYPES = ("float32", "bfloat16")
 ONE = {
     "fused_experts": "bfloat16", "moe_align_block_size": "int32",
-    "append_paged_kv_": "bfloat16", "paged_decode": "float16", "paged_prefill": "float32",
+    "apply_rope_": "bfloat16", "attention_with_lse": "float32", "fused_add_rms_norm_": "float32",
+    "gelu_tanh_and_mul": "float32", "gemma_fused_add_rms_norm": "bfloat16",
+    "gemma_rms_norm": "bfloat16", "scaled_mm_int8": "bfloat16",
+    "append_paged_kv_": "bfloat16", "mla_decode": "bfloat16",
+    "paged_decode": "float16", "paged_prefill": "float32",
     "min_p_filter": "float32", "sample_top_k_top_p": "float32", "top_k_renorm_probs": "float32",
     "top_p_renorm_probs": "float32",
     "fused_add_rms_norm_quant_fp8": "bfloat16", "quantize_fp8_per_group": "float16",
@@ -36,6 +40,14 @@ def test_the_reference_is_proven(op: str) -> None:
     result = verify(op, "torch", dtypes=dtypes)
     assert result.ok, str(result)
     assert [cell.verdict for cell in result.cells] == ["passed"] * len(dtypes)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("op", sorted(ONE))
+def test_the_reference_is_proven_in_every_dtype(op: str) -> None:
+    result = verify(op, "torch")
+    assert result.ok, str(result)
+    assert {cell.verdict for cell in result.cells} == {"passed"}
 
 
 @pytest.mark.parametrize(("op", "dtype"), COMPILED)

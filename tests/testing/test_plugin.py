@@ -32,9 +32,9 @@ def test_the_plugin_is_registered() -> None:
 
 
 def test_a_backend_is_proven_by_one_command(tmp_path: Path) -> None:
-    done = _pytest(tmp_path, "--torch-ops-backend", "torch", "-k", "silu_and_mul-torch", "-v")
+    done = _pytest(tmp_path, "--torch-ops-backend", "torch", "-k", "min_p_filter-torch", "-v")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "test_conformance[silu_and_mul-torch] PASSED" in done.stdout
+    assert "test_conformance[min_p_filter-torch] PASSED" in done.stdout
     assert "1 passed" in done.stdout
 
 
@@ -49,24 +49,25 @@ def test_options_have_help(tmp_path: Path) -> None:
     [
         ((), "name the backend to prove: --torch-ops-backend NAME"),
         (("--torch-ops-backend", "nope"), "--torch-ops-backend: received 'nope', accepted"),
-        (("--torch-ops-backend", "aiter"), "'aiter' serves no declared op"),
+        (("--torch-ops-backend", "acme"), "'acme' serves no declared op"),
     ],
 )
 def test_nothing_to_prove_is_an_error(
     tmp_path: Path, options: tuple[str, ...], message: str
 ) -> None:
-    done = _pytest(tmp_path, *options)
+    environment = _distribution(tmp_path, "", "no_such_op")
+    done = _pytest(tmp_path, *options, environment=environment)
     assert done.returncode != 0
     assert message in done.stdout + done.stderr
 
 
-def _distribution(folder: Path, kernel: str) -> dict[str, str]:
+def _distribution(folder: Path, kernel: str, op: str = "silu_and_mul") -> dict[str, str]:
     """Lays out another distribution with a backend of one op; gives the environment to use it."""
     package, info = folder / "acme_kernels", folder / "acme_kernels-1.0.dist-info"
     package.mkdir()
     info.mkdir()
     (package / "__init__.py").write_text("def available():\n    return None\n")
-    (package / "silu_and_mul.py").write_text(kernel)
+    (package / f"{op}.py").write_text(kernel)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-kernels\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[torch_ops.backends]\nacme = acme_kernels\n")
     return {**os.environ, "PYTHONPATH": str(folder)}

@@ -123,6 +123,17 @@ def test_row_T26_a_sequence_without_tokens_is_zero() -> None:
     assert torch.equal(rows[3:], torch.zeros(3, 2, 16))  # of another one, and of none
 
 
+def test_row_T6_latents_of_no_tokens_are_zero() -> None:
+    """Five tokens and none, with NaN in every other slot."""
+    caches = [torch.full((3, 8, width), math.nan) for width in (32, 8)]
+    for cache in caches:
+        cache[2, :5] = normal(5, cache.shape[2])
+    q = normal(2, 4, 32), normal(2, 4, 8)
+    out = proven("mla_decode", *q, *caches, int32(0, 1, 1), int32(2), int32(5, 8), 0.25)
+    assert torch.equal(out[1], torch.zeros(4, 32))
+    assert bool(out[0].isfinite().all())
+
+
 def test_row_T31_large_pages_are_small_ones() -> None:
     tokens = normal(512, 2, 32, seed=1), normal(512, 2, 32, seed=2)
     q, found = normal(1, 4, 32), []
@@ -208,6 +219,13 @@ def test_row_K3_a_slot_behind_the_cache() -> None:
     with torch_ops.debug(), pytest.raises(ValueError, match=message):
         call("append_paged_kv_", k, k, *caches, torch.tensor([-1, 12]))
     assert not any(bool(cache.any()) for cache in caches)
+
+
+def test_latents_outside_of_the_cache_are_refused() -> None:
+    args = normal(1, 2, 8), normal(1, 2, 4), normal(3, 4, 8), normal(3, 4, 4)
+    message = r"'kv_indices' is in the range 3 to 3 \(accepted: 0 to 2, the pages of 'ckv_cache'"
+    with torch_ops.debug(), pytest.raises(ValueError, match=message):
+        call("mla_decode", *args, int32(0, 1), int32(3), int32(2), 0.5)
 
 
 def _table(**changes: Tensor) -> list[Any]:

@@ -31,12 +31,13 @@ reference: Kernel = catalogue()[OP].reference
 
 @pytest.fixture
 def install(monkeypatch: pytest.MonkeyPatch) -> Callable[[Kernel], None]:
-    """Makes a function the kernel of a backend that this project doesn't serve."""
+    """Makes a function the kernel of a backend that can't run here."""
 
     def put(kernel: Kernel) -> None:
         module = types.ModuleType("lying_kernels")
         module.kernel = kernel  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, "lying_kernels", module)
+        torch_ops.registry.unregister(torch_ops.registry.find(OP, BACKEND))
         torch_ops.register_kernel(torch_ops.KernelSpec(OP, BACKEND, "lying_kernels:kernel"))
 
     return put

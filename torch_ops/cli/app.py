@@ -45,7 +45,9 @@ def list_ops(as_json: Json = False) -> None:
 
 @app.command()
 def explain(
-    op: Op,
+    op: Annotated[
+        str | None, typer.Argument(help="Name of an op; 'torch-ops list' lists them.")
+    ] = None,
     shape: Annotated[
         list[str] | None,
         typer.Option(help="Of a tensor argument, as in 4x4096; once per tensor, in their order."),
@@ -62,15 +64,29 @@ def explain(
         list[str] | None,
         typer.Option(metavar="NAME=VALUE", help="An argument that is no tensor, as in eps=1e-5."),
     ] = None,
+    graph: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE.py:FUNCTION",
+            help="Compile this function without arguments instead, and run it: what is fused.",
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Show which backend a call would run, where that comes from, and why not the others.
 
-    Without --shape only the device counts. Runs nothing.
+    Without --shape only the device counts. Runs nothing, but for --graph.
     """
     from torch_ops.cli import explanation
 
     with usage_errors():
+        if (op is None) == (graph is None):
+            raise arguments.UsageError("name an op, or a function by --graph, and not both")
+        if graph is not None:
+            function = arguments.parse_function(graph)
+            output.present(lambda: explanation.graph(function), as_json)
+            return
+        assert op is not None
         sample = arguments.Sample(
             shapes=[arguments.parse_shape(text) for text in shape or ()],
             dtypes=[arguments.parse_dtype(text) for text in dtype or ("float32",)],
@@ -158,6 +174,22 @@ def demo(
     from torch_ops.cli import demonstration
 
     output.present(lambda: demonstration.report(question), as_json)
+
+
+@app.command()
+def serve_demo(
+    requests: Annotated[int, typer.Option(min=1, help="How many.")] = 32,
+    device: Annotated[
+        str | None, typer.Option(help="cpu, cuda, cuda:1.", show_default="cuda if there is one")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Serve many requests in one batch, swap its attention meanwhile, and cancel one."""
+    from torch_ops.cli import demonstration
+
+    with usage_errors():
+        place = arguments.parse_device(device or arguments.best_device())
+        output.present(lambda: demonstration.serving(requests, place), as_json)
 
 
 @contextmanager

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import inspect
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 
-__all__ = ["Sample", "UsageError", "parse_device", "parse_dtype", "parse_shape"]
+__all__ = ["Sample", "UsageError", "parse_device", "parse_dtype", "parse_function", "parse_shape"]
 
 _EMPTY = inspect.Parameter.empty
 _DIGITS = 18  # of a size; PyTorch's sizes have 64 bits
@@ -33,6 +35,27 @@ def parse_dtype(text: str) -> torch.dtype:
 
 def _named(value: object) -> bool:
     return isinstance(value, torch.dtype)
+
+
+def parse_function(text: str) -> Callable[[], object]:
+    """``"FILE.py:function"`` to that function; runs the file as a module of its own.
+
+    Raises:
+        UsageError: there is no such file, or no function in it.
+    """
+    path, colon, name = text.rpartition(":")
+    if not colon or not Path(path).is_file():
+        raise UsageError(f"--graph {text!r} names no file (accepted: FILE.py:FUNCTION)")
+    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
+    if spec is None or spec.loader is None:
+        raise UsageError(f"--graph {text!r}: {path!r} is no Python file (accepted: FILE.py)")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    found = getattr(module, name, None)
+    if not inspect.isfunction(found):
+        known = [key for key, value in vars(module).items() if inspect.isfunction(value)]
+        raise UsageError(f"--graph {text!r}: no function {name!r} (there: {', '.join(known)})")
+    return found
 
 
 def parse_shape(text: str) -> tuple[int, ...]:

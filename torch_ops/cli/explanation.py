@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 import torch_ops
 from torch_ops.cli.arguments import Sample, UsageError
-from torch_ops.cli.output import Report
+from torch_ops.cli.output import Report, Table
 from torch_ops.declarations import catalogue
 from torch_ops.declare import Declaration
 from torch_ops.selector import describe
 
-__all__ = ["report"]
+__all__ = ["graph", "report"]
 
 
 def report(op: str, sample: Sample, backend: str | None) -> Report:
@@ -41,9 +43,30 @@ def report(op: str, sample: Sample, backend: str | None) -> Report:
         "arguments": {name: describe(value) for name, value in given.items()},
         "candidates": [_candidate(candidate) for candidate in found.candidates],
     }
+    if found.inlining is not None:
+        data["compiled"] = found.inlining._asdict()
     if found.error is not None:
         data["error"] = {"type": type(found.error).__name__, "message": str(found.error)}
     return Report(data, (str(found),), ok=found.chosen is not None)
+
+
+def graph(function: Callable[[], object]) -> Report:
+    """Compile and run a function, and say of every pair in its graphs that a pass knows why.
+
+    Nothing is compiled beyond the graphs, and they run as eager code.
+    """
+    import torch._dynamo
+
+    torch._dynamo.reset()
+    with torch_ops.fusion.record() as pairs:
+        torch.compile(function, backend="eager")()
+    data = {"pairs": [asdict(pair) for pair in pairs], "passes": list(torch_ops.fusion.PASSES)}
+    rows = [
+        (pair.name, " + ".join(pair.calls), "yes" if pair.fused else "no", pair.place, pair.reason)
+        for pair in pairs
+    ]
+    title = f"{len(rows)} pairs of calls that one op computes"
+    return Report(data, (Table(title, ("pass", "calls", "fused", "place", "reason"), rows),))
 
 
 def _arguments(declaration: Declaration, sample: Sample) -> dict[str, Any]:

@@ -8,7 +8,15 @@ from torch import Tensor
 from torch_ops import checks
 from torch_ops.declarations._shared import accumulation_dtype
 
-__all__ = ["attend", "check", "check_heads", "check_numbers", "mask", "reference"]
+__all__ = [
+    "attend",
+    "check",
+    "check_heads",
+    "check_numbers",
+    "check_scale",
+    "mask",
+    "reference",
+]
 
 _LARGEST = torch.finfo(torch.float32).max
 
@@ -107,6 +115,12 @@ def check_heads(op: str, argument: str, heads: int, kv_heads: int) -> None:
         )
 
 
+def check_scale(op: str, scale: float, accepted: str) -> None:
+    """Refuse a scale that isn't finite in float32."""
+    if not abs(scale) <= _LARGEST:
+        checks.refuse(op, "scale", repr(scale), accepted)
+
+
 def check_numbers(
     op: str, head_dim: int, scale: float | None, window_left: int, logits_soft_cap: float
 ) -> None:
@@ -114,8 +128,8 @@ def check_numbers(
     if scale is None:
         if not head_dim:
             checks.refuse(op, "scale", "None for heads of no elements", "a number where D is 0")
-    elif not abs(scale) <= _LARGEST:
-        checks.refuse(op, "scale", repr(scale), "a finite number or None")
+    else:
+        check_scale(op, scale, "a finite number or None")
     if window_left < -1:
         checks.refuse(op, "window_left", repr(window_left), "-1 for none, or a number >= 0")
     if not 0 <= logits_soft_cap <= _LARGEST:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch_ops import checks
 from torch_ops.declarations import _attention, _ragged
 
-__all__ = ["check", "check_pages", "check_table", "gather", "kv_lengths"]
+__all__ = ["check", "check_pages", "check_sizes", "check_table", "gather", "kv_lengths"]
 
 
 def kv_lengths(kv_indptr: Tensor, kv_last_page_len: Tensor, page_size: int) -> Tensor:
@@ -34,7 +34,7 @@ def gather(
     Where that can't read the table, as on a GPU, each sequence takes the room of all of them.
 
     Returns:
-        Keys and values ``[B, S_kv, K, D]``, zeros behind a sequence's end, and the lengths.
+        Keys and values ``[B, S_kv, ...]``, zeros behind a sequence's end, and the lengths.
     """
     page_size = k_cache.shape[1]
     tokens = kv_lengths(kv_indptr, kv_last_page_len, page_size)
@@ -64,15 +64,28 @@ def check(
     _attention.check_heads(op, "k_cache", q.shape[1], k_cache.shape[2])
     checks.like(op, "k_cache", k_cache, q, "q")
     checks.like(op, "v_cache", v_cache, q, "q")
-    _ragged.check_index(op, "kv_indptr", kv_indptr, q)
+    check_sizes(op, q, "q", batch, kv_indptr, kv_indices, kv_last_page_len)
+    _attention.check_numbers(op, q.shape[2], scale, window_left, logits_soft_cap)
+
+
+def check_sizes(
+    op: str,
+    q: Tensor,
+    name: str,
+    batch: int,
+    kv_indptr: Tensor,
+    kv_indices: Tensor,
+    kv_last_page_len: Tensor,
+) -> None:
+    """Refuse what is no page table of so many sequences on the device of ``q``, called ``name``."""
+    _ragged.check_index(op, "kv_indptr", kv_indptr, q, name)
     if kv_indptr.shape[0] != batch + 1:
         received = f"of shape {list(kv_indptr.shape)}"
         checks.refuse(op, "kv_indptr", received, f"[{batch + 1}], a bound more than sequences")
-    _ragged.check_index(op, "kv_indices", kv_indices, q)
-    _ragged.check_index(op, "kv_last_page_len", kv_last_page_len, q)
+    _ragged.check_index(op, "kv_indices", kv_indices, q, name)
+    _ragged.check_index(op, "kv_last_page_len", kv_last_page_len, q, name)
     if kv_last_page_len.shape[0] != batch:
         checks.shape(op, "kv_last_page_len", kv_last_page_len, [batch], "one a sequence")
-    _attention.check_numbers(op, q.shape[2], scale, window_left, logits_soft_cap)
 
 
 def check_pages(op: str, k_cache: Tensor, v_cache: Tensor, head_dim: int, letters: str) -> None:
@@ -86,15 +99,20 @@ def check_pages(op: str, k_cache: Tensor, v_cache: Tensor, head_dim: int, letter
 
 
 def check_table(
-    op: str, k_cache: Tensor, kv_indptr: Tensor, kv_indices: Tensor, kv_last_page_len: Tensor
+    op: str,
+    cache: Tensor,
+    kv_indptr: Tensor,
+    kv_indices: Tensor,
+    kv_last_page_len: Tensor,
+    name: str = "k_cache",
 ) -> None:
-    """Refuse a page table that points outside of the cache; reads the data."""
-    entries, page_size = kv_indices.shape[0], k_cache.shape[1]
+    """Refuse a page table that points outside of the cache, called ``name``; reads the data."""
+    entries, page_size = kv_indices.shape[0], cache.shape[1]
     _ragged.check_indptr(op, "kv_indptr", kv_indptr, entries, "the entries of 'kv_indices'")
     used = kv_indices[: int(kv_indptr[-1])]
     low, high = (int(used.min()), int(used.max())) if used.numel() else (0, 0)
-    if used.numel() and (low < 0 or high >= k_cache.shape[0]):
-        accepted = f"0 to {k_cache.shape[0] - 1}, the pages of 'k_cache'"
+    if used.numel() and (low < 0 or high >= cache.shape[0]):
+        accepted = f"0 to {cache.shape[0] - 1}, the pages of {name!r}"
         checks.refuse(op, "kv_indices", f"in the range {low} to {high}", accepted)
     last = kv_last_page_len[_ragged.lengths(kv_indptr) > 0]
     low, high = (int(last.min()), int(last.max())) if last.numel() else (1, 1)

@@ -167,14 +167,14 @@ def check_packed(
     _attention.check_numbers(op, head_dim, scale, window_left, logits_soft_cap)
 
 
-def check_index(op: str, argument: str, index: Tensor, q: Tensor) -> None:
-    """Refuse what is no vector of int32 on the device of ``q``."""
+def check_index(op: str, argument: str, index: Tensor, q: Tensor, name: str = "q") -> None:
+    """Refuse what is no vector of int32 on the device of ``q``, which is called ``name``."""
     if index.dtype != torch.int32:
         checks.refuse(op, argument, index.dtype, "torch.int32", kind=TypeError)
     if index.dim() != 1:
         checks.rank(op, argument, index, 1, "a vector")
     if index.device != q.device:
-        checks.refuse(op, argument, f"on device {index.device}", f"{q.device}, as 'q'")
+        checks.refuse(op, argument, f"on device {index.device}", f"{q.device}, as {name!r}")
 
 
 def check_indptr(op: str, argument: str, indptr: Tensor, rows: int, what: str) -> None:

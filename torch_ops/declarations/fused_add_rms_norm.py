@@ -9,6 +9,7 @@ from torch_ops import checks
 from torch_ops.contracts import NormContract
 from torch_ops.declarations._shared import upcast
 from torch_ops.declare import op
+from torch_ops.inlined import rounded
 
 
 @op(contract=NormContract(weight_mul="fp32_all", residual="norm_of_rounded"))
@@ -36,7 +37,7 @@ def fused_add_rms_norm(
         ValueError: shapes or devices disagree, or ``eps`` is negative.
         NoBackwardError: an input requires grad.
     """
-    residual_out = x.contiguous() + residual.contiguous()
+    residual_out = rounded(x.contiguous() + residual.contiguous())
     wide = upcast(residual_out)
     out = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps) * upcast(weight, x)
     return out.to(x.dtype), residual_out

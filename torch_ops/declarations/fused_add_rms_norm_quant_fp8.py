@@ -10,6 +10,7 @@ from torch_ops.declarations import _quantization
 from torch_ops.declarations._shared import upcast
 from torch_ops.declarations.fused_add_rms_norm import fused_add_rms_norm
 from torch_ops.declare import op
+from torch_ops.inlined import rounded
 
 _OP = "fused_add_rms_norm_quant_fp8"
 _normalize = fused_add_rms_norm.reference
@@ -41,7 +42,7 @@ def fused_add_rms_norm_quant_fp8(
         NoBackwardError: an input requires grad.
     """
     normed, residual_out = _normalize(x, residual, weight, eps)
-    q, scale = _quantization.quantize_rows(upcast(normed), _quantization.fp8_of(x))
+    q, scale = _quantization.quantize_rows(upcast(rounded(normed)), _quantization.fp8_of(x))
     return q, scale, residual_out
 
 

@@ -9,6 +9,7 @@ from torch_ops import checks
 from torch_ops.contracts import NormContract
 from torch_ops.declarations._shared import upcast
 from torch_ops.declare import op
+from torch_ops.inlined import rounded
 
 
 @op(contract=NormContract(weight_mul="one_plus_weight_fp32", residual="norm_of_rounded"))
@@ -38,7 +39,7 @@ def gemma_fused_add_rms_norm(
 
     Source: the Gemma models (arXiv 2403.08295).
     """
-    residual_out = x.contiguous() + residual.contiguous()
+    residual_out = rounded(x.contiguous() + residual.contiguous())
     wide = upcast(residual_out)
     out = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps) * (1 + upcast(weight, x))
     return out.to(x.dtype), residual_out

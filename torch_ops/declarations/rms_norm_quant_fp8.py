@@ -10,6 +10,7 @@ from torch_ops.declarations import _quantization
 from torch_ops.declarations._shared import upcast
 from torch_ops.declarations.rms_norm import rms_norm
 from torch_ops.declare import op
+from torch_ops.inlined import rounded
 
 _normalize = rms_norm.reference
 
@@ -36,7 +37,7 @@ def rms_norm_quant_fp8(x: Tensor, weight: Tensor, eps: float = 1e-6) -> tuple[Te
         NoBackwardError: an input requires grad.
     """
     normed = _normalize(x, weight, eps)
-    return _quantization.quantize_rows(upcast(normed), _quantization.fp8_of(x))
+    return _quantization.quantize_rows(upcast(rounded(normed)), _quantization.fp8_of(x))
 
 
 @rms_norm_quant_fp8.check

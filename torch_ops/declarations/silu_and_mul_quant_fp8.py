@@ -10,6 +10,7 @@ from torch_ops.declarations import _gates, _quantization
 from torch_ops.declarations._shared import upcast
 from torch_ops.declarations.silu_and_mul import silu_and_mul
 from torch_ops.declare import op
+from torch_ops.inlined import rounded
 
 _activate = silu_and_mul.reference
 
@@ -34,7 +35,7 @@ def silu_and_mul_quant_fp8(x: Tensor) -> tuple[Tensor, Tensor]:
         NoBackwardError: the input requires grad.
     """
     gated = _activate(x)
-    return _quantization.quantize_rows(upcast(gated), _quantization.fp8_of(x))
+    return _quantization.quantize_rows(upcast(rounded(gated)), _quantization.fp8_of(x))
 
 
 @silu_and_mul_quant_fp8.check

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["LayerBackends", "OpCalls", "Report", "Swapped"]
+__all__ = ["LayerBackends", "OpCalls", "Report", "Swapped", "aligned"]
 
 MAX_GRAPHS = 4
 MAX_LOGIT_DIFF = 1e-3
@@ -136,17 +136,17 @@ class Report:
         parts = [
             f"Question: {self.question}\nAnswer: {self.answer}",
             f"What runs on torch_ops\n{_indent(self.acceleration)}",
-            _table(
+            aligned(
                 "Calls while answering (with all swaps)",
                 ("op", "backend", "chosen by", "calls"),
                 [(call.op, call.backend, call.source, str(call.calls)) for call in self.calls],
             ),
-            _table(
+            aligned(
                 "Attention backend per layer",
                 ("layer", "before", "during", "after"),
                 [(layer.name, layer.before, layer.during, layer.after) for layer in self.layers],
             ),
-            _table(
+            aligned(
                 "Swaps",
                 ("swap", "after token", "graphs compiled"),
                 [(swap.what, str(swap.after_tokens), str(swap.graphs)) for swap in self.swaps],
@@ -160,7 +160,7 @@ class Report:
 
     def _figures(self) -> str:
         against = self.tokens_per_s / self.baseline_compiled_tokens_per_s
-        return _table(
+        return aligned(
             "Figures",
             ("what", "value"),
             [
@@ -183,7 +183,8 @@ def _indent(text: str) -> str:
     return "\n".join(f"  {line}" for line in text.splitlines())
 
 
-def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def aligned(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Rows of text under a title, their columns aligned."""
     lines = [tuple(columns), *(tuple(row) for row in rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     body = ("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)

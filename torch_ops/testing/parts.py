@@ -18,11 +18,12 @@ from torch import Tensor
 from torch_ops.declarations import catalogue
 from torch_ops.testing.compare import ViolationError, check_output
 from torch_ops.testing.proof import Arguments, Output, Proof
+from torch_ops.testing.proofs._latents import FORM as LATENTS
 from torch_ops.testing.proofs._paged import DECODE, PREFILL
 from torch_ops.testing.proofs._ragged import PACKED
 from torch_ops.testing.proofs._ragged_laws import reordered
 
-FORMS = (PACKED, PREFILL, DECODE)
+FORMS = (PACKED, PREFILL, DECODE, LATENTS)
 # All rows read these; everything else has a row a token along its first axis.
 SHARED = ("weight", "bias", "cos_sin_cache", "b", "scale_b", "w_gate_up", "w_down")
 ROW_ELEMENTS = 1 << 22  # of all tensors of a part together
@@ -136,7 +137,7 @@ def parts_of(op: str, args: Arguments) -> list[Part]:
 def _sequence_parts(args: Arguments) -> Iterator[Part]:
     """The first, middle and last sequence: the last of its queries, which stand at its end."""
     form = next(form for form in FORMS if form.arguments == tuple(args))
-    runs, heads = form.runs(args), args["q"].shape[1]
+    runs, heads = form.runs(args), args[form.queries[0]].shape[1]
     for b in sorted({0, len(runs) // 2, len(runs) - 1}) if runs else ():
         smaller, rows = reordered(form, args, [b])
         count = max(1, LOGITS // (heads * max(len(runs[b].keys[0]), 1)))

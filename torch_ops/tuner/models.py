@@ -18,6 +18,8 @@ class Model:
         norms: Further widths that are normalized, such as heads and compressed latents.
         experts, top_k, expert_intermediate: Of a mixture of experts; 0 for dense models.
         window: Tokens of a sliding window, where some layers have one.
+        latent: Elements that keys and values are compressed to, without the `rotary_dim` rotated
+            ones beside them; 0 where they aren't.
     """
 
     hidden: int
@@ -32,6 +34,7 @@ class Model:
     top_k: int = 0
     expert_intermediate: int = 0
     window: int = 0
+    latent: int = 0
 
     @property
     def sizes(self) -> dict[str, tuple[int, ...]]:
@@ -46,6 +49,8 @@ class Model:
             "group": (self.heads // self.kv_heads,),
             "head_dim": (self.head_dim,),
             "rotary_dim": (self.rotary_dim or self.head_dim,),
+            "latent": (self.latent,),
+            "rope": (self.rotary_dim or self.head_dim,),
             "vocab": (self.vocab,),
             "columns": (self.vocab,),  # of a row of probabilities
             "experts": (self.experts,),
@@ -72,7 +77,7 @@ MODELS: Mapping[str, Model] = {
     ),
     "deepseek-v3": Model(
         7168, 128, 128, 128, 18432, 129280, rotary_dim=64, norms=(1536, 512),
-        experts=256, top_k=8, expert_intermediate=2048,
+        experts=256, top_k=8, expert_intermediate=2048, latent=512,
     ),
     "gemma3": Model(3840, 16, 8, 256, 15360, 262208, norms=(256,), window=1024),  # 12B
 }  # fmt: skip

@@ -46,7 +46,7 @@ def of_model(op: str, dtype: str, name: str) -> list[Spec]:
             f"{listing(list(MODELS))}).{nearest(name, MODELS)}"
         )
     base = example(op, dtype)
-    if base is None or ("experts" in base.dim and not model.experts):
+    if base is None or any(n in base.dim and not getattr(model, n) for n in ("experts", "latent")):
         return []
     return [
         altered(base, sizes, params)

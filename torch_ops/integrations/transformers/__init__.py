@@ -1,10 +1,12 @@
 """Runs decoder models of transformers on torch_ops: `accelerate`, reversible, one call.
 
-Only instances change, never a class. Imports nothing of transformers until a model is given.
+Only instances change, never a class. Once this is imported, transformers also knows the attention
+implementation "torch_ops", for any model: see `interface.register_attention`.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 
 import torch
@@ -14,23 +16,27 @@ from torch_ops.attention import Attention, AttentionBackend
 from torch_ops.integrations.extras import require
 from torch_ops.integrations.transformers.acceleration import Acceleration, commit
 from torch_ops.integrations.transformers.families import KNOWN
+from torch_ops.integrations.transformers.interface import register_attention
 
 __all__ = ["Acceleration", "accelerate"]
 
 _log = logging.getLogger(__name__)
+if importlib.util.find_spec("transformers") is not None:
+    register_attention()
 
 
 def accelerate(
     model: nn.Module, *, attention: AttentionBackend | str | None = None
 ) -> Acceleration:
-    """Put the norms, gated activations, rotary embeddings and attention of a model on torch_ops.
+    """Put norms, gated blocks, experts, rotary embeddings and attention of a model on torch_ops.
 
     Names in ``state_dict`` stay, parameters stay the same objects, and ``to()``,
     ``load_state_dict()``, ``generate()`` and `torch.compile` work as before. Inference only:
-    gradients are refused. Attention becomes causal over the whole cache; padding, packed
-    sequences, static caches and ``output_attentions`` are refused when they turn up.
+    gradients are refused. Attention becomes causal over the whole cache, padded or not; packed
+    sequences, static caches and ``output_attentions`` are refused when they turn up, and so is
+    padding in compiled code.
     Modules of unknown types are left alone, and so are modules that are accelerated already. A
-    model without attention of a known type (Llama, Mistral, Qwen2) gets a warning in the log.
+    model without attention of a known type gets a warning in the log, which names those.
 
     Args:
         model: A model of transformers, or a module that holds one.
@@ -44,13 +50,11 @@ def accelerate(
         ValueError: ``attention`` can't serve a layer of this model. Nothing was changed.
     """
     require(__name__, ("transformers",), "pip install 'torch-ops[transformers]'")
-    from torch_ops.integrations.transformers import masks
     from torch_ops.integrations.transformers.plan import Plan
 
     # Tensors made here must be plain ones, whatever mode the caller is in.
     with torch.inference_mode(False), torch.no_grad():
         plan = Plan(model, attention)
-        masks.register()
         commit(plan.swaps)
     swaps = [swap for swap in plan.swaps if swap.became]
     became = {place.name: swap.became for swap in swaps for place in swap.places}

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from torch_ops.attention import Attention, AttentionBackend
-from torch_ops.integrations.transformers.mlp import run_linear
-from torch_ops.integrations.transformers.projection import FusedLinears
+from torch_ops.integrations.transformers.families import Family
+from torch_ops.integrations.transformers.interface import refuse_weights
+from torch_ops.integrations.transformers.masks import CausalMask, known_mask
+from torch_ops.integrations.transformers.paged import PagedCache
+from torch_ops.integrations.transformers.projection import FusedLinears, run_linear
 
 __all__ = ["SelfAttention"]
 
@@ -17,37 +21,31 @@ __all__ = ["SelfAttention"]
 class SelfAttention(FusedLinears):
     """Causal self-attention with query, key and value as one product.
 
-    Without a mask the queries are the last tokens of the keys, whatever the cache holds: that is
-    what a decoder with a growing cache needs.
+    The queries are the last tokens of the keys, whatever the cache holds: that is what a decoder
+    with a growing cache needs. Where a batch is padded, a ragged call takes its tokens alone.
     """
 
-    fused = ("q_proj", "k_proj", "v_proj")
+    o_proj: nn.Module
+    q_norm: nn.Module
+    k_norm: nn.Module
 
     def __init__(
-        self,
-        original: Any,
-        *,
-        num_heads: int,
-        num_kv_heads: int,
-        window_left: int,
-        backend: AttentionBackend | str | None,
+        self, original: Any, family: Family, backend: AttentionBackend | str | None
     ) -> None:
-        super().__init__()
-        self.q_proj: nn.Module = original.q_proj
-        self.k_proj: nn.Module = original.k_proj
-        self.v_proj: nn.Module = original.v_proj
-        self.o_proj: nn.Module = original.o_proj
+        super().__init__(original, family.projections, ("o_proj", "q_norm", "k_norm"))
+        self.normalizes = hasattr(original, "q_norm")
         self.layer_idx = original.layer_idx
-        self.num_heads = num_heads
-        self.num_kv_heads = num_kv_heads
+        self.num_heads = int(original.config.num_attention_heads)
+        self.num_kv_heads = int(original.config.num_key_value_heads)
         self.head_dim = int(original.head_dim)
         self.attn = Attention(
-            num_heads,
+            self.num_heads,
             self.head_dim,
-            num_kv_heads,
+            self.num_kv_heads,
             scale=float(original.scaling),
             is_causal=True,
-            window_left=window_left,
+            window_left=family.window_left(original),
+            logits_soft_cap=family.logits_soft_cap(original),
             backend=backend,
         )
 
@@ -55,7 +53,7 @@ class SelfAttention(FusedLinears):
         self,
         hidden_states: Tensor,
         position_embeddings: tuple[Tensor, Tensor],
-        attention_mask: Tensor | None = None,
+        attention_mask: CausalMask | Tensor | None = None,
         cache: Any = None,
         past_key_values: Any = None,
         **kwargs: Any,
@@ -65,7 +63,7 @@ class SelfAttention(FusedLinears):
         Args:
             hidden_states: ``[B, S, hidden]``.
             position_embeddings: What `RotaryTable` returns.
-            attention_mask: Must be None.
+            attention_mask: What `masks.causal_mask` returns, or None.
             cache: A cache of transformers, or None.
             past_key_values: Name of ``cache`` before transformers 5.20.
             **kwargs: Passed on by the decoder layer, not used.
@@ -74,37 +72,53 @@ class SelfAttention(FusedLinears):
             ``[B, S, hidden]`` and None in the place of attention weights.
         """
         cache = past_key_values if cache is None else cache
-        _refuse(attention_mask, cache, kwargs)
+        refuse_weights(kwargs)
+        mask = None if attention_mask is None else known_mask(attention_mask)
+        _refuse(mask, cache, self.attn.spec.window_left)
         batch, length = hidden_states.shape[:2]
         cos_sin_cache, positions = position_embeddings
-        seen = 0 if cache is None else cache.get_seq_length(self.layer_idx)
-        _refuse_length(seen + length, cos_sin_cache.shape[0])
+        paged = isinstance(cache, PagedCache)
+        if paged:
+            positions = cache.step_for(self.layer_idx, batch, length, mask).positions
+        else:
+            seen = 0 if cache is None else cache.get_seq_length(self.layer_idx)
+            _refuse_length(seen + length, cos_sin_cache.shape[0])
         widths = [n * self.head_dim for n in (self.num_heads, self.num_kv_heads, self.num_kv_heads)]
         q, k, v = (
             part.reshape(batch * length, -1, self.head_dim)
             for part in self.project(hidden_states).split(widths, dim=-1)
         )
+        if self.normalizes:
+            q, k = self.q_norm(q), self.k_norm(k)
         q, k = torch.ops.torch_ops.apply_rope(q, k, cos_sin_cache, positions)
-        q, k, v = (x.view(batch, length, -1, self.head_dim) for x in (q, k, v))
+        if paged:
+            out = cache.attend(self.layer_idx, batch, q, k, v, self.attn)
+        else:
+            q, k, v = (x.view(batch, length, -1, self.head_dim) for x in (q, k, v))
+            out = self._attend(q, k, v, cache, mask)
+        out = out.reshape(batch, length, self.num_heads * self.head_dim)
+        return run_linear(self.o_proj, out), None
+
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, cache: Any, mask: CausalMask | None
+    ) -> Tensor:
+        """Attend to what the cache holds with these keys, ``[B, S, K, D]``."""
         if cache is not None:
             k, v = cache.update(k.transpose(1, 2), v.transpose(1, 2), self.layer_idx)
             k, v = k.transpose(1, 2), v.transpose(1, 2)
-        out = self.attn(q, k, v).reshape(batch, length, self.num_heads * self.head_dim)
-        return run_linear(self.o_proj, out), None
+        padding = None if mask is None else mask.padding
+        if padding is None:
+            out: Tensor = self.attn(q, k, v)
+            return out
+        return padding.attend(q, k, v, partial(self.attn, metadata=padding.metadata))
 
 
-def _refuse(attention_mask: Tensor | None, cache: Any, kwargs: dict[str, Any]) -> None:
+def _refuse(mask: CausalMask | None, cache: Any, window_left: int) -> None:
     """Raise for what this attention can't honor."""
-    if attention_mask is not None:
+    if mask is not None and mask.window_left != window_left:
         raise ValueError(
-            f"attention_mask: received a mask of shape {tuple(attention_mask.shape)}, accepted: "
-            "None; the accelerated attention is causal over the whole cache. Run prompts of "
-            "different lengths one by one instead of padded, or undo() the acceleration"
-        )
-    if kwargs.get("output_attentions"):
-        raise ValueError(
-            "output_attentions: received True, accepted: False; the accelerated attention never "
-            "stores its weights. undo() the acceleration to look at them"
+            f"attention_mask: received a window of {mask.window_left} tokens before a "
+            f"query, accepted: {window_left}, as the layer was accelerated"
         )
     if getattr(cache, "is_compileable", False):
         raise ValueError(

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torch_ops.integrations.transformers.projection import FusedLinears, linear
+from torch_ops.integrations.transformers.projection import FusedLinears, run_linear
 
 __all__ = ["GATES", "GatedMLP"]
 
@@ -23,13 +23,10 @@ GATES = {
 class GatedMLP(FusedLinears):
     """``down(activation(gate(x)) * up(x))`` with gate and up as one product."""
 
-    fused = ("gate_proj", "up_proj")
+    down_proj: nn.Module
 
-    def __init__(self, original: Any, op: str) -> None:
-        super().__init__()
-        self.gate_proj: nn.Module = original.gate_proj
-        self.up_proj: nn.Module = original.up_proj
-        self.down_proj: nn.Module = original.down_proj
+    def __init__(self, original: Any, gated: tuple[str, ...], op: str) -> None:
+        super().__init__(original, gated, ("down_proj",))
         self.op = op
 
     def forward(self, x: Tensor) -> Tensor:
@@ -40,11 +37,3 @@ class GatedMLP(FusedLinears):
     def extra_repr(self) -> str:
         """The op, for ``print(model)``."""
         return f"op={self.op}"
-
-
-def run_linear(layer: nn.Module, x: Tensor) -> Tensor:
-    """Call ``layer``, by `linear` where it is a plain one that nobody watches."""
-    if type(layer) is nn.Linear and not layer._forward_hooks and not layer._forward_pre_hooks:
-        return linear(x, layer.weight, layer.bias)
-    out: Tensor = layer(x)
-    return out

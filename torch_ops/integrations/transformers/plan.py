@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import copy
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
 from torch_ops.attention import AttentionBackend
-from torch_ops.integrations.transformers import families, masks
+from torch_ops.integrations.transformers import families
 from torch_ops.integrations.transformers.acceleration import Place, Swap
 from torch_ops.integrations.transformers.attention import SelfAttention
+from torch_ops.integrations.transformers.experts import SparseExperts
 from torch_ops.integrations.transformers.head import OutputLinear
+from torch_ops.integrations.transformers.interface import IMPLEMENTATION
 from torch_ops.integrations.transformers.mlp import GATES, GatedMLP
 from torch_ops.integrations.transformers.norm import RMSNorm
-from torch_ops.integrations.transformers.rope import RotaryTable, table
+from torch_ops.integrations.transformers.rope import RotaryTable
 
 __all__ = ["Plan"]
 
-_OURS = (RMSNorm, GatedMLP, RotaryTable, SelfAttention, OutputLinear)
+_OURS = (RMSNorm, GatedMLP, RotaryTable, SelfAttention, SparseExperts, OutputLinear)
+_NESTED = ("norm", "mlp")  # what is decided by itself inside of what is replaced
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 
 
@@ -34,12 +39,17 @@ class Plan:
         self._modules: dict[str, nn.Module] = {}
         self._places: dict[int, list[Place]] = defaultdict(list)
         self._collect()
+        self._holders = Counter(
+            id(parameter)
+            for module in self._modules.values()
+            for parameter in module.parameters(recurse=False)
+        )
         self._blocked = self._blocked_attention()
         self._output = self._output_layer()
-        settled: tuple[str, ...] = ()
+        self._settled: set[int] = set()
         for name, module in self._modules.items():
-            if name and not name.startswith(settled):
-                settled += self._decide(name, module)
+            if name and id(module) not in self._settled:
+                self._decide(name, module)
         self._plan_configs()
 
     def _collect(self) -> None:
@@ -75,13 +85,24 @@ class Plan:
             found.append((self._places[id(part)][0].name, part))
         return found
 
-    @staticmethod
-    def _obstacle(parts: list[tuple[str, nn.Module]]) -> str | None:
+    def _misfit(self, module: nn.Module, role: families.Role) -> str | None:
+        """Say why a module can't be replaced, or None."""
+        reason = families.misfit(module, role)
+        fused = {"mlp": role.family.gated, "attention": role.family.projections}.get(role.kind, ())
+        if reason is not None or len(fused) < 2:
+            return reason
+        for name in fused:
+            for parameter in getattr(module, name).parameters():
+                if self._holders[id(parameter)] > 1:
+                    return f"{name} shares its parameter with another layer"
+        return None
+
+    def _obstacle(self, parts: list[tuple[str, nn.Module]]) -> str | None:
         for name, module in parts:
             role = families.role_of(module)
             if role is None or role.kind not in ("rope", "attention"):
                 return f"its rotary embedding also serves {name}, of an unknown type"
-            reason = families.misfit(module, role)
+            reason = self._misfit(module, role)
             if reason is not None:
                 return f"{name}: {reason}"
         return None
@@ -91,53 +112,65 @@ class Plan:
         layer: nn.Module | None = getter() if getter is not None else None
         return layer
 
-    def _decide(self, name: str, module: nn.Module) -> tuple[str, ...]:
-        """Plan one module; returns prefixes of names that need no decision of their own."""
+    def _decide(self, name: str, module: nn.Module) -> None:
+        """Plan one module, and settle its parts that need no decision of their own."""
         if isinstance(module, _OURS):
             self.left.append((name, "already accelerated"))
-            return (f"{name}.",)
+            self._settle(module, lambda child: isinstance(child, _OURS))
+            return
         role = families.role_of(module)
         if module is self._output and families.plain_linear(module):
-            role = families.Role("output", "")
+            role = families.Role("output", families.Family(""))
         if role is None:
             if not isinstance(module, _CONTAINERS) and not hasattr(module, "base_model_prefix"):
                 self.left.append((name, _unknown(module)))
-            return ()
+            return
         if role.kind == "structure":
-            return ()
-        reason = self._blocked.get(id(module)) or families.misfit(module, role)
+            return
+        reason = self._blocked.get(id(module)) or self._misfit(module, role)
         if reason is not None:
             self.left.append((name, reason))
-            return (f"{name}.",)
-        replacement, became = self._build(module, role)
-        self.swaps.append(Swap(module, replacement, self._places[id(module)], became))
-        return tuple(f"{place.name}." for place in self._places[id(module)])
+        else:
+            replacement, became = self._build(module, role)
+            self.swaps.append(Swap(module, replacement, self._places[id(module)], became))
+            self._adopt(module, replacement)
+        self._settle(module, _nested)
+
+    def _settle(self, module: nn.Module, apart: Callable[[nn.Module], bool]) -> None:
+        """Leave out what is inside of a module, but for children that are decided apart."""
+        for child in module.children():
+            if not apart(child):
+                self._settled.update(map(id, child.modules()))
+
+    def _adopt(self, module: nn.Module, replacement: nn.Module) -> None:
+        """Let children that are decided apart hang in the replacement from now on."""
+        for child in filter(_nested, module.children()):
+            self._places[id(child)] = [
+                replace(place, owner=replacement) if place.owner is module else place
+                for place in self._places[id(child)]
+            ]
 
     def _build(self, module: Any, role: families.Role) -> tuple[nn.Module, str]:
+        family = role.family
         if role.kind == "norm":
-            return RMSNorm(module.weight, module.variance_epsilon), "rms_norm"
+            return RMSNorm(module.weight, getattr(module, family.eps), family.norm), family.norm
         if role.kind == "mlp":
-            op = GATES[type(module.act_fn).__name__]
-            return GatedMLP(module, op), f"one product for gate and up, {op}"
+            op = GATES[type(getattr(module, family.activation)).__name__]
+            return GatedMLP(module, family.gated, op), f"one product for gate and up, {op}"
         if role.kind == "rope":
-            positions = module.config.max_position_embeddings
-            cache = table(module.inv_freq, module.attention_scaling, positions)
-            return RotaryTable(module, cache), "table of positions for apply_rope"
+            return RotaryTable(module), "table of positions for apply_rope"
+        if role.kind == "experts":
+            return SparseExperts(module), "topk_softmax, fused_experts"
         if role.kind == "output":
             return OutputLinear(module), "linear, one CPU row as a reduction"
-        attention = SelfAttention(
-            module,
-            num_heads=module.config.num_attention_heads,
-            num_kv_heads=module.config.num_key_value_heads,
-            window_left=families.window_left(module, role.family),
-            backend=self._backend,
-        )
+        attention = SelfAttention(module, family, self._backend)
         # Where and in which dtype the layer will run decides what serves it.
-        attention.attn.to(module.q_proj.weight.device, module.q_proj.weight.dtype)
+        weight = getattr(module, family.projections[0]).weight
+        attention.attn.to(weight.device, weight.dtype)
         return attention, f"one product for q, k, v, apply_rope, {attention.attn.backend.value}"
 
     def _plan_configs(self) -> None:
-        """Give decoders whose attention changes a config that asks for no masks.
+        """Give decoders whose attention changes a config that asks for masks of torch_ops.
 
         A copy: other models may share the object.
         """
@@ -148,13 +181,18 @@ class Plan:
                 copies.setdefault(id(config), config)
         for config in copies.values():
             replacement = copy.copy(config)
-            replacement._attn_implementation = masks.IMPLEMENTATION
+            replacement._attn_implementation = IMPLEMENTATION
             places = [
                 Place(module, "config", f"{name}.config".lstrip("."))
                 for name, module in self._modules.items()
                 if hasattr(module, "base_model_prefix") and module.config is config
             ]
             self.swaps.append(Swap(config, replacement, places))
+
+
+def _nested(child: nn.Module) -> bool:
+    role = families.role_of(child)
+    return role is not None and role.kind in _NESTED
 
 
 def _unknown(module: nn.Module) -> str:

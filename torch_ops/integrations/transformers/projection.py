@@ -12,7 +12,7 @@ from torch.nn import functional
 from torch_ops import dynamo
 from torch_ops.errors import NoBackwardError
 
-__all__ = ["FusedLinears", "linear", "unfusable"]
+__all__ = ["FusedLinears", "linear", "run_linear", "unfusable"]
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -45,6 +45,14 @@ def _is_one_cpu_row(x: Tensor) -> bool:
     return all(size == 1 for size in x.shape[:-1])
 
 
+def run_linear(layer: nn.Module, x: Tensor) -> Tensor:
+    """Call ``layer``, by `linear` where it is a plain one that nobody watches."""
+    if type(layer) is nn.Linear and not layer._forward_hooks and not layer._forward_pre_hooks:
+        return linear(x, layer.weight, layer.bias)
+    out: Tensor = layer(x)
+    return out
+
+
 def unfusable(layers: Iterable[tuple[str, nn.Module]]) -> str | None:
     """Say why these layers can't be run as one, or None if they can."""
     weights: list[Tensor] = []
@@ -70,13 +78,20 @@ class FusedLinears(nn.Module):
 
     The children stay where they are, so names in ``state_dict`` don't change. Their parameters
     become views of one block of memory, which the product reads: nothing is stored twice, and
-    whatever is written to a parameter is seen. Until `fuse` is called the children run one by one.
+    whatever is written to a parameter is seen. Until `fuse` is called the children run one by one,
+    and a child alone always runs as it is.
     """
 
     fused: tuple[str, ...] = ()
 
-    def __init__(self) -> None:
+    def __init__(
+        self, original: nn.Module, fused: tuple[str, ...], others: tuple[str, ...]
+    ) -> None:
         super().__init__()
+        for name, child in original.named_children():  # in their order: that of the state
+            if name in fused or name in others:
+                self.add_module(name, child)
+        self.fused = fused
         self._weight: Tensor | None = None
         self._bias: Tensor | None = None
         self.register_load_state_dict_post_hook(  # type: ignore[no-untyped-call]
@@ -86,7 +101,7 @@ class FusedLinears(nn.Module):
     def fuse(self) -> None:
         """Put the children's parameters into one block, unless they are."""
         layers = [getattr(self, name) for name in self.fused]
-        if unfusable(zip(self.fused, layers, strict=True)) is not None:
+        if len(layers) == 1 or unfusable(zip(self.fused, layers, strict=True)) is not None:
             self._weight = self._bias = None
             return
         self._weight = _join([layer.weight for layer in layers])
@@ -95,6 +110,8 @@ class FusedLinears(nn.Module):
 
     def unfuse(self) -> None:
         """Give each parameter memory of its own again."""
+        if self._weight is None:
+            return
         self._weight = self._bias = None
         for name in self.fused:
             for parameter in getattr(self, name).parameters(recurse=False):
@@ -102,6 +119,8 @@ class FusedLinears(nn.Module):
 
     def project(self, x: Tensor) -> Tensor:
         """The children's outputs for ``x``, side by side in the last dimension."""
+        if len(self.fused) == 1:
+            return run_linear(getattr(self, self.fused[0]), x)
         if self._weight is None:
             return torch.cat([getattr(self, name)(x) for name in self.fused], dim=-1)
         if torch.is_grad_enabled():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,39 +30,50 @@ def table(inv_freq: Tensor, scaling: float, max_position: int) -> Tensor:
 class RotaryTable(nn.Module):
     """Gives the attention modules what ``apply_rope`` takes instead of cosines and sines.
 
-    The table stays float32 when the model changes its dtype. The original module follows every
-    move of this one, so that it can be put back.
+    There is a table for each type of layer, where the model has several. They stay float32 when
+    the model changes its dtype. The original module follows every move of this one, so that it can
+    be put back.
     """
 
-    cos_sin_cache: Tensor
-
-    def __init__(self, original: nn.Module, cos_sin_cache: Tensor) -> None:
+    def __init__(self, original: Any) -> None:
         super().__init__()
         # In a tuple: as a child its buffers would be listed twice under new names.
         self._original = (original,)
-        self.register_buffer("cos_sin_cache", cos_sin_cache, persistent=False)
+        types = original.rope_type if isinstance(original.rope_type, dict) else ("",)
+        for prefix in (f"{kind}_" if kind else "" for kind in types):
+            inv_freq = getattr(original, f"{prefix}inv_freq")
+            scaling = getattr(original, f"{prefix}attention_scaling")
+            made = table(inv_freq, scaling, original.config.max_position_embeddings)
+            self.register_buffer(f"{prefix}cos_sin_cache", made, persistent=False)
 
-    def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, x: Tensor, position_ids: Tensor, layer_type: str = ""
+    ) -> tuple[Tensor, Tensor]:
         """Return the table and one position per token.
 
         Args:
             x: Hidden states, ``[B, S, hidden]``: only its shape is used.
             position_ids: ``[B, S]`` or ``[1, S]``.
+            layer_type: Of which layers, in models with several types.
 
         Returns:
             ``(cos_sin_cache [max_position, rotary_dim], positions [B * S])``.
         """
-        return self.cos_sin_cache, position_ids.expand(x.shape[0], -1).reshape(-1)
+        cache = getattr(self, f"{layer_type}_cos_sin_cache" if layer_type else "cos_sin_cache")
+        return cache, position_ids.expand(x.shape[0], -1).reshape(-1)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> RotaryTable:
-        cache = self.cos_sin_cache
+        tables = dict(self.named_buffers())
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        if self.cos_sin_cache.dtype != cache.dtype:
-            self.cos_sin_cache = cache.to(self.cos_sin_cache.device)
+        for name, cache in tables.items():
+            moved: Tensor = getattr(self, name)
+            if moved.dtype != cache.dtype:
+                setattr(self, name, cache.to(moved.device))
         for original in self._original:
             original._apply(fn)
         return self
 
     def extra_repr(self) -> str:
-        """Shape of the table, for ``print(model)``."""
-        return f"positions={self.cos_sin_cache.shape[0]}, dim={self.cos_sin_cache.shape[1]}"
+        """Shapes of the tables, for ``print(model)``."""
+        shapes = {tuple(cache.shape) for cache in self.buffers()}
+        return ", ".join(f"positions={rows}, dim={width}" for rows, width in sorted(shapes))

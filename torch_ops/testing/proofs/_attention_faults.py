@@ -130,7 +130,7 @@ def _uncapped(s: Tensor, seen: Tensor, cap: float) -> Tensor:
     return s.masked_fill(~seen, -math.inf)
 
 
-def _stale_denominator(s: Tensor, seen: Tensor) -> Tensor:
+def stale_denominator(s: Tensor, seen: Tensor) -> Tensor:
     """Masked after normalizing over every key."""
     return _softmax(s, seen) * 0.5
 
@@ -140,18 +140,20 @@ def _mean_of_empty(s: Tensor, seen: Tensor) -> Tensor:
     return _softmax(s, seen).masked_fill(empty, 1 / max(s.shape[-1], 1))
 
 
-def _without_last(s: Tensor, seen: Tensor) -> Tensor:
+def without_last(s: Tensor, seen: Tensor) -> Tensor:
+    """The last key's weight is lost."""
     p = _softmax(s, seen)
     return torch.cat([p[..., :-1], torch.zeros_like(p[..., -1:])], -1)
 
 
-def _with_sink(s: Tensor, seen: Tensor) -> Tensor:
+def with_sink(s: Tensor, seen: Tensor) -> Tensor:
+    """A hundredth of the largest weight more in the denominator."""
     top = s.amax(-1, keepdim=True).clamp(min=-1e30) if s.shape[-1] else s
     weights = torch.exp(s - top)
     return weights / (weights.sum(-1, keepdim=True) + 1e-2)
 
 
-def _eighth(s: Tensor, seen: Tensor) -> Tensor:
+def eighth(s: Tensor, seen: Tensor) -> Tensor:
     """Weights on a grid of eighths, as a narrow format holds them."""
     return (_softmax(s, seen) * 8).round() / 8
 
@@ -234,10 +236,10 @@ def mutants(convert: Callable[..., Any]) -> tuple[Mutant, ...]:
         mutant("absolute_queries", "negated_logits bound", q=torch.abs),
         mutant("positive_keys", "negated_logits bound", k=lambda x: x.clamp(min=0)),
         mutant("queries_shifted", "negated_logits bound", q=lambda x: x + 0.125),
-        mutant("half_denominator", "constant_values bound", softmax=_stale_denominator),
-        mutant("last_key_dropped", "constant_values bound", softmax=_without_last),
-        mutant("sink_in_denominator", "constant_values bound", softmax=_with_sink),
-        mutant("weights_on_eighths", "constant_values bound", softmax=_eighth),
+        mutant("half_denominator", "constant_values bound", softmax=stale_denominator),
+        mutant("last_key_dropped", "constant_values bound", softmax=without_last),
+        mutant("sink_in_denominator", "constant_values bound", softmax=with_sink),
+        mutant("weights_oneighths", "constant_values bound", softmax=eighth),
         mutant("keys_of_sequence_0", "sequences bound", k=_sequence_0),
         mutant("values_of_sequence_0", "sequences bound", v=_sequence_0),
         mutant("queries_of_sequence_0", "sequences bound", q=_sequence_0),

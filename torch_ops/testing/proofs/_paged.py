@@ -45,6 +45,12 @@ DIMS: dict[str, Dims] = {
 }  # fmt: skip
 
 
+def pool_of(args: Arguments) -> tuple[int, int]:
+    """How many pages the caches have, and how many tokens a page has."""
+    pages, size = next(x.shape[:2] for name, x in args.items() if name.endswith("_cache"))
+    return pages, size
+
+
 def page_counts(spec: Spec) -> list[int]:
     """How many pages each sequence has."""
     size = spec.dim["page_size"]
@@ -74,7 +80,8 @@ def _shapes(spec: Spec) -> Shapes:
     }
 
 
-def _fill(spec: Spec, name: str, values: Tensor) -> Tensor:
+def fill(spec: Spec, name: str, values: Tensor) -> Tensor:
+    """Content of tables, and NaN where nothing may be read."""
     if name.endswith("_cache"):
         return _unread_as_nan(spec, values)
     if name == "q":
@@ -105,12 +112,13 @@ def _unread_as_nan(spec: Spec, values: Tensor) -> Tensor:
     ):  # fmt: skip
         token = torch.arange(count)
         read[pages[first:end][token // size], token % size] = True
-    return values.masked_fill(~read.view(*read.shape, 1, 1), torch.nan)
+    unread = ~read.view(*read.shape, *[1] * (values.dim() - read.dim()))
+    return values.masked_fill(unread, torch.nan)
 
 
 def runs(args: Arguments) -> list[Run]:
     """Sequences in pages."""
-    size, found = args["k_cache"].shape[1], []
+    (_, size), found = pool_of(args), list[Run]()
     table = [args[name].tolist() for name in ("kv_indptr", "kv_last_page_len")]
     rows = args["qo_indptr"].tolist()
     for b, last in enumerate(table[1]):
@@ -122,8 +130,9 @@ def runs(args: Arguments) -> list[Run]:
     return found
 
 
-def _decode_runs(args: Arguments) -> list[Run]:
-    return runs(args | {"qo_indptr": torch.arange(args["q"].shape[0] + 1)})
+def decode_runs(args: Arguments) -> list[Run]:
+    """Sequences in pages, of one query each."""
+    return runs(args | {"qo_indptr": torch.arange(len(args["kv_indptr"]))})
 
 
 def _decode_shapes(spec: Spec) -> Shapes:
@@ -133,7 +142,7 @@ def _decode_shapes(spec: Spec) -> Shapes:
 
 
 def _decode_fill(spec: Spec, name: str, values: Tensor) -> Tensor:
-    return values if name == "q" else _fill(spec, name, values)
+    return values if name == "q" else fill(spec, name, values)
 
 
 PREFILL = Form(
@@ -142,7 +151,7 @@ PREFILL = Form(
     values="v_cache",
     runs=runs,
     shapes=_shapes,
-    fill=_fill,
+    fill=fill,
     dims=DIMS,
     tables=("qo_indptr", *TABLES),
     key_layouts=("contig", "unbind", "heads_first", "row_stride", "qkv_split", "misalign"),
@@ -150,7 +159,7 @@ PREFILL = Form(
 DECODE = replace(
     PREFILL,
     arguments=("q", "k_cache", "v_cache", *TABLES, *NUMBERS[1:]),
-    runs=_decode_runs,
+    runs=decode_runs,
     shapes=_decode_shapes,
     fill=_decode_fill,
     dims={

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from torch_ops.testing.proof import Arguments, Mutant
+from torch_ops.testing.proofs._paged import pool_of
 from torch_ops.testing.proofs._ragged import Form, Run
 from torch_ops.testing.proofs._ragged_faults import Kernel, Where, planter
 
@@ -26,7 +27,7 @@ def _slots(change: Slots) -> Where:
 
 
 def _size(args: Arguments) -> int:
-    return int(args["k_cache"].shape[1])
+    return pool_of(args)[1]
 
 
 def _page_of_16_bits(page: Tensor, offset: Tensor, args: Arguments) -> tuple[Tensor, Tensor]:
@@ -43,7 +44,7 @@ def _side_by_side(page: Tensor, offset: Tensor, args: Arguments) -> tuple[Tensor
     """Pages behind the first one taken from where they would be without a table."""
     token = torch.arange(len(page))
     beside = page[:1] + token // _size(args)
-    return beside % args["k_cache"].shape[0], offset
+    return beside % pool_of(args)[0], offset
 
 
 def _sorted(page: Tensor, offset: Tensor, args: Arguments) -> tuple[Tensor, Tensor]:
@@ -62,7 +63,7 @@ def _pages_of_16(page: Tensor, offset: Tensor, args: Arguments) -> tuple[Tensor,
 
 def _one_page_more(page: Tensor, offset: Tensor, args: Arguments) -> tuple[Tensor, Tensor]:
     """The end of the table's part taken for its last entry."""
-    behind = (page[-1:] + 1) % args["k_cache"].shape[0]
+    behind = (page[-1:] + 1) % pool_of(args)[0]
     return torch.cat([page, behind]), torch.cat([offset, torch.zeros_like(behind)])
 
 

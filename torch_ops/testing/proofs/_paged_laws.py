@@ -28,7 +28,7 @@ def _as_one_page(form: Form, trial: Trial) -> Pairs:
     most = max((len(run.keys[0]) for run in runs), default=0)
     if not most:
         return None
-    device = args["q"].device
+    device = args["kv_indptr"].device
 
     def paged(cache: Tensor) -> Tensor:
         pages = cache.new_full((len(runs), most, *cache.shape[2:]), torch.nan)

@@ -203,13 +203,16 @@ def classes(form: Form) -> Callable[[str], list[Spec]]:
 
 
 def named(form: Form) -> Callable[[str], dict[str, Spec]]:
-    """Activations of models, as ``tokens x width``."""
+    """Activations of models, as ``tokens x width``; where a scale may be given, one is as well."""
 
     def specs(dtype: str) -> dict[str, Spec]:
         found = {}
         for tokens, hidden in NAMED:
             spec = _plain(form, {"tokens": tokens}, hidden, Operand(dtype))
             found[f"{tokens}x{hidden}"] = spec
+        if form.per == "tensor":
+            operands = {"x": Operand(dtype), "scale": Operand("float32", regime="near_one")}
+            found["7x128 by a scale"] = Spec.of(form.op, {"tokens": 7, "hidden": 128}, operands, {})
         return found
 
     return specs

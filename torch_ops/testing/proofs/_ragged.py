@@ -63,6 +63,7 @@ class Form:
         dims: Dims of the covering array, by name.
         tables: Names of the int32 arguments.
         key_layouts: Layouts of keys and values.
+        queries: Names of the arguments that hold queries.
     """
 
     arguments: tuple[str, ...]
@@ -74,6 +75,7 @@ class Form:
     dims: Mapping[str, Dims]
     tables: tuple[str, ...]
     key_layouts: tuple[str, ...]
+    queries: tuple[str, ...] = ("q",)
 
     @property
     def numbers(self) -> tuple[str, ...]:
@@ -91,7 +93,7 @@ class Form:
         """Dense attention of each sequence; rows of no sequence are zeros and -inf, exactly."""
         contract_field(contract, "padding_row", "zero_and_minus_inf")
         contract_field(contract, "unread", "ignored")
-        q = args["q"]
+        q = args[self.queries[0]]
         out = torch.zeros((*q.shape[:2], args[self.values].shape[-1]), dtype=torch.float64)
         lse = torch.full(q.shape[:2], -torch.inf, dtype=torch.float64)
         errors = torch.zeros_like(out), torch.zeros_like(lse)
@@ -110,7 +112,8 @@ class Form:
     def unread(self, args: Arguments) -> Tensor:
         """Which rows or slots of the keys no sequence reads."""
         keys = args[self.keys]
-        found = torch.ones(keys.shape[:-2], dtype=torch.bool, device=keys.device)
+        places = keys.shape[: 2 if "kv_indices" in args else 1]
+        found = torch.ones(places, dtype=torch.bool, device=keys.device)
         for run in self.runs(args):
             found[run.keys] = False
         return found
@@ -178,9 +181,9 @@ def spec_of(
     seed: int = 0, slack: int = 0,
 ) -> Spec:  # fmt: skip
     """A Spec whose largest lengths are right, or too large by some slack."""
-    dtype = looks["q"].dtype
+    dtype = looks[form.queries[0]].dtype
     tables = {n: Operand("int32", regime="first", high=1) for n in form.tables}
-    plain = {n: Operand(dtype) for n in ("q", form.keys, form.values)}
+    plain = {n: Operand(dtype) for n in (*form.queries, form.keys, form.values)}
     numbers = {"is_causal": False, "scale": None, "window_left": -1, "logits_soft_cap": 0.0}
     spec = Spec.of(op, dims, {**plain, **tables, **looks}, {}, seed)
     most = {f"max_{what}_len": max(lengths(spec, what), default=0) + slack for what in ("qo", "kv")}

@@ -42,7 +42,7 @@ def ragged(
 
     def kernel(*values: Any) -> Two:
         args = arguments(dict(zip(form.arguments, values, strict=True)))
-        q = args["q"]
+        q = args[form.queries[0]]
         out = q.new_full((*q.shape[:2], args[form.values].shape[-1]), padding)
         lse = torch.full(q.shape[:2], -torch.inf)
         for run in where(args, form.runs(args)):

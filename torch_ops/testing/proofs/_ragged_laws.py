@@ -53,15 +53,15 @@ def seen(args: Arguments, run: Run) -> Tensor:
     return visible(queries, len(run.keys[0]), causal, args["window_left"])
 
 
-def _finite(form: Form, trial: Trial, *names: str) -> bool:
+def finite(form: Form, trial: Trial, *names: str) -> bool:
     """Whether what is read of these is finite."""
-    return all(bool(_read(form, trial, name).isfinite().all()) for name in names)
+    return all(bool(read(form, trial, name).isfinite().all()) for name in names)
 
 
-def _read(form: Form, trial: Trial, name: str) -> Tensor:
+def read(form: Form, trial: Trial, name: str) -> Tensor:
     """What is read of queries, keys or values; the rest is zeros."""
     value: Tensor = trial.args[name]
-    if name == "q":
+    if name in form.queries:
         keep = torch.zeros(len(value), dtype=torch.bool, device=value.device)
         for run in form.runs(trial.args):
             keep[run.rows] = True
@@ -77,7 +77,7 @@ def _negated_values(form: Form, trial: Trial) -> Pairs:
 
 def _scaled_values(form: Form, trial: Trial) -> Pairs:
     v = trial.args[form.values]
-    if not in_range(_read(form, trial, form.values), *safe_exponents(v.dtype)):
+    if not in_range(read(form, trial, form.values), *safe_exponents(v.dtype)):
         return None
     got = trial.run(**{form.values: v * 8})
     return [
@@ -89,7 +89,7 @@ def _scaled_values(form: Form, trial: Trial) -> Pairs:
 def _moved_scale(form: Form, trial: Trial) -> Pairs:
     """Products are the same bits; sums of them are too."""
     q, k = trial.args["q"], trial.args[form.keys]
-    parts = [_read(form, trial, name) for name in ("q", form.keys)]
+    parts = [read(form, trial, name) for name in ("q", form.keys)]
     if not all(in_range(part, *safe_exponents(part.dtype)) for part in parts):
         return None
     return equal("8 q and k / 8", trial.run(q=q * 8, **{form.keys: k / 8}), trial.outputs)
@@ -102,7 +102,7 @@ def _negated_logits(form: Form, trial: Trial) -> Pairs:
 
 def _unseen_keys(form: Form, trial: Trial) -> Pairs:
     """Finite garbage at keys that the first half of the queries can't see changes none of it."""
-    if not _finite(form, trial, form.keys, form.values):
+    if not finite(form, trial, form.keys, form.values):
         return None
     k, v = trial.args[form.keys].clone(), trial.args[form.values].clone()
     rows: list[int] = []
@@ -126,7 +126,7 @@ def _masked_weight(form: Form, trial: Trial) -> Pairs:
     q, runs = trial.args["q"], form.runs(trial.args)
     most = max((len(run.keys[0]) for run in runs), default=0)
     masks = [seen(trial.args, run) for run in runs]
-    if all(bool(m.all()) for m in masks) or not _finite(form, trial, "q", form.keys):
+    if all(bool(m.all()) for m in masks) or not finite(form, trial, "q", form.keys):
         return None
     v = trial.args[form.values]
     eye = torch.full((*v.shape[:-1], most), torch.nan, dtype=q.dtype, device=q.device)
@@ -162,7 +162,8 @@ def _unread(form: Form, trial: Trial) -> Pairs:
     args, changed = trial.args, dict[str, Any]()
     gap = form.unread(args)
     for junk, name in ((3.0, form.keys), (-7.0, form.values)):
-        changed[name] = args[name].masked_fill(gap.view(*gap.shape, 1, 1), junk)
+        where = gap.view(*gap.shape, *[1] * (args[name].dim() - gap.dim()))
+        changed[name] = args[name].masked_fill(where, junk)
     if "qo_indptr" in args:
         changed["q"] = args["q"].clone()
         changed["q"][int(args["qo_indptr"][-1]) :] = 2.0
@@ -183,8 +184,8 @@ def reordered(form: Form, args: Arguments, order: Sequence[int]) -> tuple[Argume
     runs = form.runs(args)
     for b in order:
         rows += range(runs[b].rows.start, runs[b].rows.stop)
-    device = args["q"].device
-    found["q"] = args["q"][rows]
+    device = args["kv_indptr"].device
+    found |= {name: args[name][rows] for name in form.queries}
     sizes = {"qo_indptr": [runs[b].rows.stop - runs[b].rows.start for b in order]}
     if "kv_indices" in args:
         table = args["kv_indptr"].tolist()
@@ -322,6 +323,9 @@ def _split_keys(form: Form, trial: Trial) -> Pairs:
     ]
 
 
+UNREAD = ("unread", "what no sequence reads changes nothing, NaN or not", _unread)
+SEQUENCES = ("sequences", "sequences of a batch don't know each other", _sequences)
+ALONE = ("batch_invariance", "f(args) of a sequence is f of that sequence", _alone)
 _LAWS: tuple[tuple[str, str, Statement], ...] = (
     ("negated_values", "f(q, k, -v) == -f(q, k, v)", _negated_values),
     ("scaled_values", "f(q, k, 8 v) == 8 f(q, k, v)", _scaled_values),
@@ -330,8 +334,8 @@ _LAWS: tuple[tuple[str, str, Statement], ...] = (
     ("unseen_keys", "a query doesn't depend on keys that it can't see", _unseen_keys),
     ("masked_weight", "with V = 1, masked weights are exactly 0", _masked_weight),
     ("constant_values", "f(q, k, c) == c", _constant_values),
-    ("unread", "what no sequence reads changes nothing, NaN or not", _unread),
-    ("sequences", "sequences of a batch don't know each other", _sequences),
+    UNREAD,
+    SEQUENCES,
     ("heads", "heads don't know each other", _heads),
     ("repeated_heads", "grouped queries are queries with repeated key heads", _repeated_heads),
 )
@@ -340,16 +344,12 @@ LARGER_BOUNDS = ("larger_bounds", "the lengths that are named are bounds", _larg
 SPLIT_KEYS = ("split_keys", "f(k, v) is the merge of f over parts of the keys", _split_keys)
 
 
+def law(form: Form, name: str, statement: str, pairs: Statement, declared: str = "") -> Law:
+    """A law of a form of attention."""
+    return Law(name, statement, lambda trial: pairs(form, trial), declared)
+
+
 def laws(form: Form, *others: tuple[str, str, Statement]) -> tuple[Law, ...]:
-    """The laws of a form of attention."""
-
-    def law(name: str, statement: str, pairs: Statement) -> Law:
-        return Law(name, statement, lambda trial: pairs(form, trial))
-
-    alone = Law(
-        "batch_invariance",
-        "f(args) of a sequence is f of that sequence",
-        lambda trial: _alone(form, trial),
-        declared="batch_invariant",
-    )
-    return (*(law(*parts) for parts in (*_LAWS, *others)), alone)
+    """The laws of a form of attention of keys and values that are apart."""
+    found = [law(form, *parts) for parts in (*_LAWS, *others)]
+    return (*found, law(form, *ALONE, declared="batch_invariant"))

@@ -59,6 +59,7 @@ NAMED = (
     (4096, 4096, 4096), (8192, 8192, 8192), (16, 128, 256), (33, 576, 128), (1, 256, 256),
     (5, 128, 384), (64, 192, 512), (130, 64, 512), (17, 40, 1024), (3, 16, 16),
 )  # fmt: skip
+NAMED_OF_TENSORS = ((16, 128, 256), (33, 576, 128))  # those that have one scale a matrix as well
 
 
 def shapes(spec: Spec) -> Shapes:
@@ -315,8 +316,12 @@ def proof_of_product(op: str, kind: str, specials: Sequence[str]) -> Proof:
         return found
 
     def named(dtype: str) -> dict[str, Spec]:
+        of_tensors = {"form_a": TENSOR, "form_b": TENSOR}
         return {
             f"{m}x{n}x{k}": plain(op, kind, {"m": m, "n": n, "k": k}, dtype) for m, n, k in NAMED
+        } | {
+            f"{m}x{n}x{k} by tensor": plain(op, kind, {"m": m, "n": n, "k": k, **of_tensors}, dtype)
+            for m, n, k in NAMED_OF_TENSORS
         }
 
     return Proof(

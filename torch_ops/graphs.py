@@ -1,0 +1,85 @@
+"""Calls of ops in the graphs that Dynamo makes, before anything is done to them."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch.fx import Node
+
+from torch_ops.declare import Declaration, declared
+
+__all__ = ["Call", "call_of", "example", "examples", "writes"]
+
+_IN_PLACE = {
+    operator.setitem, operator.iadd, operator.isub, operator.imul, operator.itruediv,
+    operator.ifloordiv, operator.imod, operator.ipow, operator.iand, operator.ior, operator.ixor,
+    operator.ilshift, operator.irshift, operator.imatmul,
+}  # fmt: skip
+
+
+class Call(NamedTuple):
+    """A node that calls an op.
+
+    Attributes:
+        node: The node.
+        declaration: The op.
+        values: Its arguments by position, defaults too.
+        backend: The backend that it names, if it does.
+    """
+
+    node: Node
+    declaration: Declaration
+    values: list[Any]
+    backend: str | None
+
+
+def call_of(node: Node) -> Call | None:
+    """Give what a node calls, None where that isn't one of our ops."""
+    target = node.target
+    if isinstance(target, torch._ops.OpOverload):
+        name, named = target._schema.name, target._overloadname == "backend"
+    elif isinstance(target, torch._ops.OpOverloadPacket):
+        name, named = target._qualified_op_name, "backend" in node.kwargs
+    else:
+        return None
+    namespace, _, op = name.partition("::")
+    declaration = declared.get(op) if namespace == "torch_ops" else None
+    if declaration is None:
+        return None
+    parameters = list(declaration.signature.parameters.values())
+    named = named or len(node.args) > len(parameters)
+    values = list(node.args)
+    values += [node.kwargs.get(p.name, p.default) for p in parameters[len(values) :]]
+    if named and len(values) == len(parameters):
+        values.append(node.kwargs["backend"])
+    backend = str(values.pop()) if named else None
+    return Call(node, declaration, values, backend)
+
+
+def example(node: Node) -> Any:
+    """Give the fake result of a node."""
+    return node.meta["example_value"]
+
+
+def examples(values: Sequence[Any]) -> list[Any]:
+    """Give arguments with the fake results of nodes in their places."""
+    return [torch.fx.node.map_arg(value, example) for value in values]
+
+
+def writes(node: Node) -> bool:
+    """Whether a node may write a tensor that it is given."""
+    target = node.target
+    if isinstance(target, torch._ops.OpOverload):
+        return target._schema.is_mutable
+    if isinstance(target, torch._ops.OpOverloadPacket):
+        return any(schema.is_mutable for schema in target._schemas.values())
+    if node.op == "call_method" or isinstance(target, str):
+        return str(target).endswith("_") and not str(target).endswith("__")
+    if node.op != "call_function":
+        return node.op == "call_module"
+    name = str(getattr(target, "__name__", ""))
+    higher = isinstance(target, torch._ops.HigherOrderOperator)
+    return higher or target in _IN_PLACE or "out" in node.kwargs or name.endswith("_")

@@ -1,0 +1,150 @@
+"""The operators that stand for references in compiled graphs, ``torch_ops_inlined::<op>``.
+
+Each has the schema of its op's default overload and is composite: whatever traces a graph that
+names it sees the reference's own calls, derivatives included. Graphs in PyTorch's caches name it,
+so that they tell what has dissolved from what hasn't.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+from torch.library import Library
+
+from torch_ops import dynamo, fusion, inductor, inlining, training
+from torch_ops.declare import COMPILED, INLINED, Declaration
+from torch_ops.errors import TorchOpsError
+from torch_ops.graphs import Call, call_of, examples
+from torch_ops.platform import Platform, platform_of
+
+__all__ = ["define", "differentiates", "dissolve", "rounded"]
+
+_log = logging.getLogger(__name__)
+_NARROW = (torch.float16, torch.bfloat16)
+_library = Library(INLINED, "FRAGMENT")  # kept for ever: a collected library crashes its ops
+_rounding = Library(COMPILED, "FRAGMENT")
+_dissolving: ContextVar[bool] = ContextVar("torch_ops_dissolving", default=False)
+
+
+def define(declaration: Declaration) -> None:
+    """Make the operator of an op that writes nothing."""
+    name = declaration.name
+    _library.define(f"{name}{declaration.schema}")
+
+    def composite(*args: Any) -> Any:
+        token = _dissolving.set(True)
+        try:
+            return declaration.reference(*args)
+        finally:
+            _dissolving.reset(token)
+
+    def below_autocast(*args: Any) -> Any:
+        with torch._C._DisableAutocast():
+            return getattr(torch.ops.torch_ops_inlined, name).default(*args)
+
+    _library.impl(name, composite, "CompositeImplicitAutograd")
+    for key in ("AutocastCPU", "AutocastCUDA"):
+        _library.impl(name, below_autocast, key)
+    for kernel in (composite, below_autocast):
+        dynamo.skip(kernel.__code__)
+
+
+def dissolve() -> None:
+    """Have the graph that is being traced, if any, name these operators where calls dissolve.
+
+    Calls that one op computes are fused before.
+    """
+    if torch.compiler.is_exporting():
+        return
+    lacking = dynamo.finish(fusion.fuse) or dynamo.finish(_rewrite)
+    if lacking is not None:
+        _log.info("no op is fused or dissolves in compiled graphs: %s", lacking)
+
+
+def differentiates(declaration: Declaration, args: tuple[Any, ...], backend: str | None) -> bool:
+    """Whether a call is traced that dissolves, and has the derivatives of its reference then."""
+    if not declaration.differentiable or not dynamo.tracing() or torch.compiler.is_exporting():
+        return False
+    return inlining.decide(declaration.name, args, backend).inlined
+
+
+def _rewrite(graph_module: GraphModule) -> None:
+    for module in graph_module.modules():
+        if isinstance(module, GraphModule):
+            changed = [node for node in module.graph.nodes if _replace(node)]
+            if changed:
+                module.recompile()
+
+
+def _replace(node: Node) -> bool:
+    call = call_of(node)
+    if call is None:
+        return False
+    op = call.declaration.name
+    try:
+        if not inlining.decide(op, examples(call.values), call.backend).inlined:
+            return _pin(node, call)
+    except TorchOpsError:  # the call raises it when it runs, in its own class
+        return False
+    node.target = getattr(torch.ops.torch_ops_inlined, op).default
+    node.args, node.kwargs = tuple(call.values), {}
+    return True
+
+
+def _pin(node: Node, call: Call) -> bool:
+    """Name the backend of a call that autograd differentiates: backward runs on it, too.
+
+    PyTorch's caches know a graph, and the backward that was made of it, by what the graph names.
+    """
+    (found,) = examples([node])
+    first = found if isinstance(found, Tensor) else found[0]
+    if call.declaration.gradient is None or call.backend is not None or not first.requires_grad:
+        return False
+    op = call.declaration.name
+    platform = platform_of(examples(call.values)) or Platform.cpu()
+    backend = training.choose(op, platform, None, None)
+    node.target = getattr(torch.ops.torch_ops, op).backend
+    node.args, node.kwargs = (*call.values, backend), {}
+    return True
+
+
+def rounded(x: Tensor) -> Tensor:
+    """Keep that x is rounded to its dtype where the reference that calls this dissolves.
+
+    Fused code would go on with the float32 value that it rounds for memory alone. Elsewhere x is
+    what it is.
+    """
+    if torch.compiler.is_dynamo_compiling() or not _dissolving.get() or x.dtype not in _NARROW:
+        return x
+    result: Tensor = torch.ops.torch_ops_compiled.rounded(x)
+    return result
+
+
+def _round(x: Tensor) -> Tensor:
+    return x.clone()
+
+
+def _fake(x: Tensor) -> Tensor:
+    inductor.lower_rounding(torch.ops.torch_ops_compiled.rounded.default)
+    return torch.empty_like(x)
+
+
+def _backward(ctx: Any, grad: Tensor) -> Tensor:
+    return grad
+
+
+def _define_rounding() -> None:
+    _rounding.define("rounded(Tensor x) -> Tensor")
+    for key in ("CPU", "CUDA"):
+        _rounding.impl("rounded", _round, key)
+    dynamo.skip(_round.__code__)
+    torch.library.register_fake(f"{COMPILED}::rounded", _fake, lib=_rounding)
+    torch.library.register_autograd(f"{COMPILED}::rounded", _backward, lib=_rounding)
+
+
+_define_rounding()
