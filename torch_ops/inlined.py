@@ -101,9 +101,11 @@ def _pin(node: Node, call: Call) -> bool:
 
     PyTorch's caches know a graph, and the backward that was made of it, by what the graph names.
     """
+    if call.declaration.gradient is None or call.backend is not None:
+        return False
     (found,) = examples([node])
     first = found if isinstance(found, Tensor) else found[0]
-    if call.declaration.gradient is None or call.backend is not None or not first.requires_grad:
+    if not first.requires_grad:
         return False
     op = call.declaration.name
     platform = platform_of(examples(call.values)) or Platform.cpu()
