@@ -114,7 +114,7 @@ def test_layers_compiled_one_by_one_share_a_graph() -> None:
             super().__init__()
             self.weight = torch.nn.Parameter(torch.randn(16))
 
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x: Tensor) -> Any:
             return x + ops.rms_norm(x, self.weight) * 2
 
     counter = CompileCounterWithBackend("aot_eager")
@@ -206,13 +206,13 @@ def test_training_goes_through_the_reference(monkeypatch: pytest.MonkeyPatch) ->
     leaves = [torch.randn(size, requires_grad=True) for size in sizes]
     copies = [leaf.detach().clone().requires_grad_() for leaf in leaves]
 
-    def loss(norm: Callable[..., Any], add: Callable[..., Any], *args: Tensor) -> Tensor:
+    def loss(norm: Callable[..., Any], add: Callable[..., Any], *args: Tensor) -> Any:
         x, residual, weight = args
         y, residual = add(norm(x, weight) * 2, residual, weight)
         y += 1
         return (y.sin() * residual).sum()
 
-    def step(*args: Tensor) -> Tensor:
+    def step(*args: Tensor) -> Any:
         return loss(ops.rms_norm, ops.fused_add_rms_norm, *args)
 
     references = [catalogue()[op].reference for op in ("rms_norm", "fused_add_rms_norm")]
@@ -230,7 +230,7 @@ def test_training_goes_through_the_reference(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_export_keeps_the_call() -> None:
     class Norm(torch.nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x: Tensor) -> Any:
             return ops.rms_norm(x)
 
     for strict in (False, True):
