@@ -11,7 +11,7 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import torch_ops
-from torch_ops import TorchOpsError, fusion, ops
+from torch_ops import fusion, ops, pairs
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo", "opaque", "one_thread")
 WEIGHT, FIVE = torch.linspace(0.5, 1.5, 64), torch.linspace(0.5, 1.5, 5)
@@ -227,10 +227,10 @@ def test_what_is_not_fused_and_why(function: Callable[..., Any], reason: str) ->
 
 def test_sums_of_kernels_with_other_bits_stay() -> None:
     gpu = torch_ops.Platform.cuda((9, 0))
-    found = fusion._PASSES["fused_add_rms_norm"]
+    found = pairs.PASSES["fused_add_rms_norm"]
     for backend, fused in (("triton", True), ("torch", True)):
-        assert (fusion._serving(found, gpu, (backend,))[0] is not None) == fused
-    _, reason = fusion._serving(found, gpu, ("flashinfer",))
+        assert (pairs.serving(found, gpu, (backend,))[0] is not None) == fused
+    _, reason = pairs.serving(found, gpu, ("flashinfer",))
     assert "flashinfer" in reason
 
 
@@ -260,4 +260,3 @@ def test_passes_that_are_unknown_and_traced_code() -> None:
     undo()
     undo()
     assert not fusion._disabled
-    assert issubclass(TorchOpsError, Exception)
