@@ -84,8 +84,15 @@ def test_the_bits_are_those_of_two_calls(name: str) -> None:
         assert sum("torch_ops" in graph.code for graph in counter.graphs) == 1
 
 
-@pytest.mark.parametrize("name", ["norm_quant", "add_norm_quant", "silu_quant"])
-@pytest.mark.parametrize("backend", ["torch", "inductor"])
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [
+        ("norm_quant", "torch"),
+        ("add_norm_quant", "torch"),
+        ("silu_quant", "torch"),
+        ("norm_quant", "inductor"),
+    ],
+)
 def test_the_backend_that_both_calls_name_runs(name: str, backend: str) -> None:
     function, (op,) = PAIRS[name]
     call, counter = compiled(lambda *args: function(*args, backend=backend))
