@@ -120,7 +120,7 @@ PROVEN = [
 
 @pytest.mark.slow
 def test_what_dissolves_keeps_the_bounds_of_its_op() -> None:
-    """All in one graph, bfloat16 where they take it: judged by the oracles that every kernel is judged by."""
+    """All in one graph, bfloat16 where they take it, by the oracles of all kernels."""
     narrow = {op: torch.bfloat16 in catalogue()[op].dtypes for op in PROVEN}
     calls = {
         op: samples.arguments(op, 5, torch.bfloat16 if narrow[op] else torch.float32)
