@@ -4,7 +4,8 @@ Latents of 512 and rotated parts of 64 elements side by side in one cache, bfloa
 tokens in random order: 128 heads, or the 16 that each of 8 GPUs has. Each candidate is compared
 with float64 within the derived bound first; one that is wrong or fails gets no time, and the report
 isn't ok. Times are medians with a cold L2 cache; of two turns the faster counts. TB/s are bytes of
-the cache read once, TFLOP/s the products of all heads. ``--configs`` compares tile sizes of Triton's kernel instead.
+the cache read once, TFLOP/s the products of all heads. ``--configs`` compares tile sizes of
+Triton's kernel instead.
 """
 
 from __future__ import annotations
