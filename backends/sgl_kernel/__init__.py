@@ -30,10 +30,6 @@ declined = {
     "gelu_tanh_and_mul_backward": _GRADIENTS,
     "layer_norm": "none of its norms subtracts the mean",
     "min_p_filter": "none of its kernels filters by min-p",
-    "mla_decode": (
-        "cutlass_mla_decode is built for sm_100 alone and takes a row of pages for each sequence: "
-        "making it of packed lists reads them"
-    ),
     "moe_align_block_size": (
         "an expert's assignments lie as threads get to them (the op's contract: ascending)"
     ),
