@@ -146,6 +146,7 @@ def kernel(
         device_kernel: What runs calls without gradients.
         named: Whether the last argument is the name of a backend.
     """
+    apply: Callable[..., Any] = _Node.apply
     op = declaration.name
     overload = "backend" if named else "default"
     defaults = [parameter.default for parameter in declaration.signature.parameters.values()]
@@ -174,7 +175,7 @@ def kernel(
             registry.find(op, backend)
         args = (*args, *defaults[len(args) :])
         declaration.checker(*args)
-        return _Node.apply(declaration, _chosen(op, backend, args), *args)
+        return apply(declaration, _chosen(op, backend, args), *args)
 
     return autograd
 

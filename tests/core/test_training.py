@@ -79,7 +79,7 @@ def test_backward_runs_on_the_backend_that_ran_forward(op: str, backend: str) ->
     ):
         leaf.grad = None
         with torch_ops.use_backend(backend):
-            out = (choose() * torch.linspace(-1, 2, 4)).sum()
+            out: Any = (choose() * torch.linspace(-1, 2, 4)).sum()
         assert ran(out.backward) == [(f"{op}_backward", backend)]
         torch.testing.assert_close(leaf.grad, expected)
 
@@ -96,7 +96,7 @@ def test_compiled_gradients_follow_the_policy(inline: Any) -> None:
         with torch_ops.use_backend(backend):
             torch.testing.assert_close(gradient(compiled, x), expected)
             leaf = x.clone().requires_grad_()
-            out = compiled(leaf).sum()
+            out: Any = compiled(leaf).sum()
         kernels.append(ran(out.backward))
     undo()
     by = [("silu_and_mul_backward", "inductor")]
@@ -134,8 +134,13 @@ def test_calls_without_gradients_reach_the_kernel_itself() -> None:
 
 def test_what_is_kept_is_the_input_alone() -> None:
     kept: list[Tensor] = []
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept.append(tensor)
+        return tensor
+
     x = torch.randn(3, 8, requires_grad=True)
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         ops.silu_and_mul(x)
     assert [tensor.data_ptr() for tensor in kept] == [x.data_ptr()]
 
