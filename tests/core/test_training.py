@@ -45,7 +45,7 @@ def gradient(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 def ran(loss: Tensor) -> list[tuple[str, str]]:
     """Name the kernels of a backward."""
     with torch_ops.trace() as seen:
-        loss.backward()
+        torch.autograd.backward([loss])
     return [(record.op, record.backend.value) for record in seen.records]
 
 
@@ -74,10 +74,11 @@ def test_backward_runs_on_the_backend_that_ran_forward(op: str, backend: str) ->
     x = torch.randn(3, 8)
     expected = gradient(lambda x: plain(op, x), x)
     leaf = x.clone().requires_grad_()
-    for choose in (
+    ways: list[Callable[[], Any]] = [
         lambda: getattr(ops, op)(leaf, backend=backend),
         lambda: getattr(ops, op)(leaf),
-    ):
+    ]
+    for choose in ways:
         leaf.grad = None
         with torch_ops.use_backend(backend):
             out = (choose() * torch.linspace(-1, 2, 4)).sum()
@@ -91,7 +92,7 @@ def test_compiled_gradients_follow_the_policy(inline: Any) -> None:
     x = torch.randn(3, 8)
     expected = gradient(lambda x: plain("silu_and_mul", x), x)
     undo = torch_ops.set_inline(inline)
-    compiled = torch.compile(ops.silu_and_mul, fullgraph=True)
+    compiled: Callable[..., Any] = torch.compile(ops.silu_and_mul, fullgraph=True)
     kernels = []
     for backend in ("inductor", "torch", "inductor"):
         with torch_ops.use_backend(backend):
