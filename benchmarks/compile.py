@@ -9,6 +9,7 @@ least time of the rounds counts, on a GPU until it is idle again.
 from __future__ import annotations
 
 import argparse
+import functools
 import time
 import types
 from collections.abc import Callable, Iterator
@@ -139,8 +140,9 @@ def block(ops: Ops, size: Size) -> Callable[..., tuple[Tensor, Tensor]]:
         packed = (y @ qkv).view(-1, heads + 2 * kv_heads, dim)
         q, k, v = packed.split((heads, kv_heads, kv_heads), 1)
         q, k = ops.apply_rope(q, k, cache, positions, True)
+        q, k, v = (part.transpose(0, 1)[None] for part in (q, k, v))
         seen = torch.nn.functional.scaled_dot_product_attention(
-            *(part.transpose(0, 1)[None] for part in (q, k, v)), is_causal=True, enable_gqa=True
+            q, k, v, is_causal=True, enable_gqa=True
         )
         y = seen[0].transpose(0, 1).reshape(x.shape[0], -1) @ out
         y, residual = ops.fused_add_rms_norm(y, residual, norms[1], _EPS)
@@ -156,7 +158,7 @@ def arguments_of(size: Size, device: torch.device) -> dict[str, tuple[Tensor, ..
 
     def drawn(*shape: int) -> Tensor:
         values = torch.randn(shape, device=device, generator=generator)
-        return (values / shape[0] ** 0.5).bfloat16()
+        return values.div_(shape[0] ** 0.5).bfloat16()
 
     packed = (size.heads + 2 * size.kv_heads) * size.head_dim
     x, residual = (drawn(size.tokens, hidden) * size.tokens**0.5 for _ in range(2))
@@ -209,7 +211,7 @@ def _row(
         with switched(author):
             _, sources = run_and_get_code(made, *args)
         kernels[author] = sum(source.count("= async_compile.") for source in sources)
-        compiled[author] = lambda made=made: made(*args)
+        compiled[author] = functools.partial(made, *args)
     us = _least(compiled, device)
     ratios = {f"{a}/{b}": us[a] / us[b] for a, b in LIMITS}
     ok = all(ratios[f"{a}/{b}"] <= limit for (a, b), limit in LIMITS.items())

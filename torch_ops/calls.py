@@ -30,10 +30,16 @@ _scope = policy.current_scope
 
 
 def refuse_grad(op: str) -> NoBackwardError:
-    """Build the error for inputs that require grad, the same in eager and compiled code."""
+    """Build the error for derivatives that nothing gives, the same in eager and compiled code."""
+    from torch_ops.declarations import catalogue
+
+    lacking, also = "a backward", ""
+    if op in catalogue() and catalogue()[op].differentiable:
+        lacking = "derivatives of torch.func or forward mode"
+        also = ", torch.autograd's backward()"
     return NoBackwardError(
-        f"op {op!r}: an input requires grad and no backend of the op has a backward "
-        "(accepted: inputs without grad, or calls under torch.no_grad() or "
+        f"op {op!r}: an input requires grad and no backend of the op has {lacking} "
+        f"(accepted: inputs without grad{also}, or calls under torch.no_grad() or "
         "torch.inference_mode()); detach the input or leave grad mode",
         op=op,
     )

@@ -7,7 +7,7 @@ import inspect
 import sys
 import types
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -16,6 +16,9 @@ from torch_ops import inductor, policy
 from torch_ops import schema as schemas
 from torch_ops.contracts import PROMISES, Contract
 from torch_ops.errors import DeclarationError
+
+if TYPE_CHECKING:
+    from torch_ops.training import Gradient
 
 __all__ = ["COMPILED", "DEFAULT_ORDER", "FLOATS", "INLINED", "Declaration", "op"]
 
@@ -47,9 +50,9 @@ class Declaration:
         mutates: Names of the arguments that it writes.
         order: Preferred backends by platform (``"cpu"``, ``"cuda"``, ``"rocm"``).
         site: ``file:line`` of the declaration.
+        differentiable: Whether it has derivatives.
+        gradient: How backends differentiate it; None where none does.
     """
-
-    differentiable = False
 
     def __init__(
         self,
@@ -85,6 +88,8 @@ class Declaration:
         self.memory_checker: Callable[..., None] = _every_call_is_legal
         self.debug_checker: Callable[..., None] | None = None
         self.faker: Callable[..., Any] = self._fake_by_reference
+        self.differentiable = False
+        self.gradient: Gradient | None = None
 
     @property
     def doc(self) -> str:
@@ -146,6 +151,41 @@ class Declaration:
         policy.invalidate()  # the fake is a part of the registry's fingerprint
         return function
 
+    def backward(
+        self, op: str, *, saves: tuple[str, ...]
+    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """Set how gradients come about: by another op, on the backend that ran forward.
+
+        The decorated function takes ``run``, which calls that op, the gradients of the outputs and
+        what was saved, by name; it gives a gradient or None for each tensor argument.
+
+        Args:
+            op: The op that computes them; its backends are those with a backward.
+            saves: Arguments by name, and outputs as ``out0``, that are kept for it.
+
+        Raises:
+            DeclarationError: the op writes its arguments, or saves what it doesn't have.
+        """
+        known = [*self.tensor_arguments, *(f"out{i}" for i in range(self.outputs))]
+        unknown = [name for name in saves if name not in known]
+        if self.mutates or unknown:
+            raise DeclarationError(
+                f"op {self.name!r}: a backward that saves {list(saves)} (accepted: of an op that "
+                f"mutates nothing, tensors among {known})"
+            )
+
+        def declare(function: Callable[..., Any]) -> Callable[..., Any]:
+            from torch_ops import runtime
+            from torch_ops.training import Gradient
+
+            self.gradient = Gradient(op, saves, function)
+            self.differentiable = True
+            runtime.differentiate(self)
+            policy.invalidate()
+            return function
+
+        return declare
+
     def _same_parameters(self, function: Callable[..., Any], role: str) -> Callable[..., Any]:
         got = [(p.name, p.default) for p in inspect.signature(function).parameters.values()]
         want = [(p.name, p.default) for p in self.signature.parameters.values()]
@@ -170,7 +210,11 @@ class Declaration:
     def digest(self) -> str:
         """Digest of schema, contract, reference and fake, and of the functions that these call."""
         parts = [COMPILED, self.name, self.schema, repr(self.contract), repr(self.mutates)]
-        for function in (self.reference, self.faker):
+        functions = [self.reference, self.faker]
+        if self.gradient is not None:
+            parts += [self.gradient.op, repr(self.gradient.saves)]
+            functions.append(self.gradient.function)
+        for function in functions:
             if isinstance(function, types.FunctionType):
                 parts += _describe_all(function, set())
         return hashlib.sha256("|".join(parts).encode()).hexdigest()

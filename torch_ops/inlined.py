@@ -16,10 +16,11 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.library import Library
 
-from torch_ops import dynamo, fusion, inductor, inlining
+from torch_ops import dynamo, fusion, inductor, inlining, training
 from torch_ops.declare import COMPILED, INLINED, Declaration
 from torch_ops.errors import TorchOpsError
-from torch_ops.graphs import call_of, examples
+from torch_ops.graphs import Call, call_of, examples
+from torch_ops.platform import Platform, platform_of
 
 __all__ = ["define", "differentiates", "dissolve", "rounded"]
 
@@ -87,11 +88,30 @@ def _replace(node: Node) -> bool:
     op = call.declaration.name
     try:
         if not inlining.decide(op, examples(call.values), call.backend).inlined:
-            return False
+            return _pin(node, call)
     except TorchOpsError:  # the call raises it when it runs, in its own class
         return False
     node.target = getattr(torch.ops.torch_ops_inlined, op).default
     node.args, node.kwargs = tuple(call.values), {}
+    return True
+
+
+def _pin(node: Node, call: Call) -> bool:
+    """Name the backend of a call that autograd differentiates: backward runs on it, too.
+
+    PyTorch's caches know a graph, and the backward that was made of it, by what the graph names.
+    """
+    if call.declaration.gradient is None or call.backend is not None:
+        return False
+    (found,) = examples([node])
+    first = found if isinstance(found, Tensor) else found[0]
+    if not first.requires_grad:
+        return False
+    op = call.declaration.name
+    platform = platform_of(examples(call.values)) or Platform.cpu()
+    backend = training.choose(op, platform, None, None)
+    node.target = getattr(torch.ops.torch_ops, op).backend
+    node.args, node.kwargs = (*call.values, backend), {}
     return True
 
 

@@ -24,6 +24,7 @@ from torch_ops import (
     policy,
     schema,
     selector,
+    training,
     transforms,
     tuning,
 )
@@ -43,6 +44,7 @@ _DEVICE_KEYS = ("CPU", "CUDA")
 _AUTOCAST_KEYS = ("AutocastCPU", "AutocastCUDA")
 _AUTOGRAD_KEYS = ("AutogradCPU", "AutogradCUDA", "AutogradXPU", "AutogradMPS", "AutogradMeta")
 _library = Library(NAMESPACE, "FRAGMENT")  # kept for ever: a collected library crashes its ops
+_kernels: dict[str, tuple[Familiar, dict[str, Callable[..., Any]]]] = {}
 _grad_enabled = torch._C.is_grad_enabled
 _any_requires_grad = torch._C._any_requires_grad
 _forward_ad = torch.autograd.forward_ad
@@ -67,9 +69,20 @@ def register(declaration: Declaration) -> None:
         compiled.define(declaration, named, run)
         kernels = [_kernel(familiar, run[key], legal[key], named) for key in _DEVICE_KEYS]
         install(overload, kernels, _fake(declaration, named), bool(declaration.mutates))
+        _kernels[overload] = familiar, dict(zip(_DEVICE_KEYS, kernels, strict=True))
     if not declaration.mutates:
         inlined.define(declaration)
     callables.publish(declaration, familiar)
+
+
+def differentiate(declaration: Declaration) -> None:
+    """Give a declared op, whose `Gradient` is set, its kernels under Autograd's keys."""
+    for overload, named in ((declaration.name, False), (f"{declaration.name}.backend", True)):
+        familiar, kernels = _kernels[overload]
+        for key, kernel in kernels.items():
+            autograd = training.kernel(declaration, familiar, kernel, named)
+            dynamo.skip(autograd.__code__)
+            _library.impl(overload, autograd, f"Autograd{key}", allow_override=True)
 
 
 def install(

@@ -19,6 +19,8 @@ _PAGED = "its tables of pages have a row for each sequence: making them of packe
 _ROPE = "cosines and sines are tables of their own: the cache would be taken apart at every call"
 _UNROUNDED = "what is quantized isn't rounded before (the op's contract: quantized as rounded)"
 
+_GRADIENTS = "none of its kernels gives gradients"
+
 requires = frozenset({Requirement.rocm(["gfx942", "gfx950"])})
 declined = {
     "apply_rope": _ROPE,
@@ -29,6 +31,8 @@ declined = {
     "fused_experts": (
         "what experts give is added in the dtype of x, as it comes (the op's contract: in float32)"
     ),
+    "gelu_and_mul_backward": _GRADIENTS,
+    "gelu_tanh_and_mul_backward": _GRADIENTS,
     "layer_norm": "whether it rounds or cuts results is decided by flags of its build",
     "merge_state": "none of its kernels merges states by their LSEs",
     "min_p_filter": "none of its kernels filters by min-p",
@@ -47,6 +51,7 @@ declined = {
         "rows are drawn by rejection, by a generator without a seed for each row (the op's "
         "contract: one number of 62 bits for a row, of its seed and offset)"
     ),
+    "silu_and_mul_backward": _GRADIENTS,
     "silu_and_mul_quant_fp8": _UNROUNDED,
     "top_k_renorm_probs": (
         "all that equal the k-th are kept (the op's contract: k of them, the lowest indices first)"

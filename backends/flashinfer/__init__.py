@@ -15,6 +15,8 @@ _GIVEN_SCALE = "its norms quantize by one scale for all rows, and one that is gi
 _MX = "mxfp8_quantize has scales of powers of two, of groups of 32"
 
 attention_backends = ("flashinfer_fa3", "flashinfer_fa2")
+_GRADIENTS = "none of its kernels gives gradients"
+
 requires = frozenset({Requirement.cuda(min_arch=(8, 0))})
 declined = {
     "append_paged_kv_": (
@@ -25,6 +27,8 @@ declined = {
     "fused_experts": (
         "cutlass_fused_moe reads the gate behind what it multiplies: all weights would be copied"
     ),
+    "gelu_and_mul_backward": _GRADIENTS,
+    "gelu_tanh_and_mul_backward": _GRADIENTS,
     "min_p_filter": "min_p_sampling_from_probs draws at once, and gives no filtered rows",
     "moe_align_block_size": "none of its kernels sorts assignments into blocks",
     "quantize_fp8_per_group": _MX,
@@ -37,6 +41,7 @@ declined = {
         "one number of 62 bits for a row, in the order of indices)"
     ),
     "scaled_mm_int8": "none of its products takes int8",
+    "silu_and_mul_backward": _GRADIENTS,
     "silu_and_mul_quant_fp8": "its silu_and_mul quantizes to 4 bits alone",
     "top_k_renorm_probs": (
         "all that equal the k-th are kept (the op's contract: k of them, the lowest indices first)"

@@ -14,6 +14,8 @@ __all__ = ["available", "declined", "requires"]
 _ATTENTION = "its FlashAttention 3 isn't wrapped: FlashInfer's serves the same GPUs"
 _PAGED = f"{_ATTENTION}, and takes lists of pages that are packed"
 
+_GRADIENTS = "none of its kernels gives gradients"
+
 requires = frozenset({Requirement.cuda(min_arch=(8, 0))})
 declined = {
     "append_paged_kv_": (
@@ -24,12 +26,10 @@ declined = {
     "attention_with_lse": _ATTENTION,
     "fused_add_rms_norm_quant_fp8": "none of its norms quantizes",
     "fused_experts": "none of its products of experts takes float16 or bfloat16",
+    "gelu_and_mul_backward": _GRADIENTS,
+    "gelu_tanh_and_mul_backward": _GRADIENTS,
     "layer_norm": "none of its norms subtracts the mean",
     "min_p_filter": "none of its kernels filters by min-p",
-    "mla_decode": (
-        "cutlass_mla_decode is built for sm_100 alone and takes a row of pages for each sequence: "
-        "making it of packed lists reads them"
-    ),
     "moe_align_block_size": (
         "an expert's assignments lie as threads get to them (the op's contract: ascending)"
     ),
@@ -45,6 +45,7 @@ declined = {
     ),
     "rms_norm_quant_fp8": "none of its norms quantizes",
     "sample_top_k_top_p": "none of its kernels for NVIDIA GPUs draws",
+    "silu_and_mul_backward": _GRADIENTS,
     "silu_and_mul_quant_fp8": (
         "silu is rounded before it is multiplied (the op's contract: once), and groups are of at "
         "most 128"

@@ -17,17 +17,19 @@ __all__ = ["operator", "pdl"]
 
 
 @functools.cache
-def operator(name: str) -> Callable[..., Any]:
-    """Give ``torch.ops.sgl_kernel.<name>``."""
-    once(("sgl_kernel",), "sgl-kernel's library", _load)
+def operator(name: str, part: str = "") -> Callable[..., Any]:
+    """Give ``torch.ops.sgl_kernel.<name>``, which a module of the package may have of its own."""
+    once(("sgl_kernel",), "sgl-kernel's library", lambda: _load("sgl_kernel"))
+    if part:
+        once(("sgl_kernel", part), f"sgl-kernel's {part}", lambda: _load(f"sgl_kernel.{part}"))
     return getattr(torch.ops.sgl_kernel, name).default  # type: ignore[no-any-return]
 
 
-def _load() -> bool:
-    """Import the package, which registers them; its own warnings are no fault of the caller."""
+def _load(module: str) -> bool:
+    """Import a module, which registers them; its own warnings are no fault of the caller."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        importlib.import_module("sgl_kernel")
+        importlib.import_module(module)
     return True
 
 

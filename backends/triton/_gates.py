@@ -18,13 +18,13 @@ from ._launch import (
 )
 from ._rows import Rows, as_rows, lane_of, offset, power_of_two
 
-__all__ = ["GELU", "GELU_TANH", "SILU", "activated", "gated"]
+__all__ = ["GELU", "GELU_TANH", "SILU", "activated", "config", "gated", "sigmoid"]
 
 SILU, GELU, GELU_TANH = 0, 1, 2
 
 
 @device_function
-def _sigmoid(x: tl.tensor) -> tl.tensor:
+def sigmoid(x: tl.tensor) -> tl.tensor:
     """Neither overflow nor cancellation: the exponential is of ``-|x|``."""
     falling = tl.exp(-tl.abs(x))
     return tl.where(x >= 0, 1.0, falling) / (1.0 + falling)
@@ -34,11 +34,11 @@ def _sigmoid(x: tl.tensor) -> tl.tensor:
 def activated(g: tl.tensor, ACTIVATION: tl.constexpr) -> tl.tensor:
     """Apply one of the activations."""
     if ACTIVATION == 0:
-        g *= _sigmoid(g)
+        g *= sigmoid(g)
     elif ACTIVATION == 1:
         g *= 0.5 * (1.0 + tl.erf(g * 0.7071067811865476))
     else:  # (1 + tanh z) / 2 is the sigmoid of 2 z
-        g *= _sigmoid(1.5957691216057308 * (g + 0.044715 * g * g * g))
+        g *= sigmoid(1.5957691216057308 * (g + 0.044715 * g * g * g))
     return g
 
 

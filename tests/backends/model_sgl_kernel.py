@@ -38,6 +38,9 @@ SCHEMAS = (
     "Tensor cos_sin_cache, bool is_neox) -> ()",
     "topk_softmax(Tensor! topk_weights, Tensor! topk_indices, Tensor gating_output, "
     "bool renormalize, float moe_softcapping, Tensor? correction_bias) -> ()",
+    "dense_decode_fwd(Tensor q, Tensor kcache, int head_size_v, Tensor seqlens_k, "
+    "Tensor block_table, float softmax_scale, bool is_causal, Tensor? tile_scheduler_metadata, "
+    "Tensor? num_splits) -> (Tensor, Tensor, Tensor?, Tensor?)",
 )
 _library = torch.library.Library("sgl_kernel_model", "DEF")
 
@@ -53,7 +56,8 @@ class Model:
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Put the package where imports find it, and its operators where PyTorch has them."""
-        monkeypatch.setitem(sys.modules, "sgl_kernel", ModuleType("sgl_kernel"))
+        for name in ("sgl_kernel", "sgl_kernel.flashmla_ops"):
+            monkeypatch.setitem(sys.modules, name, ModuleType(name))
         monkeypatch.setattr(torch.ops, "sgl_kernel", torch.ops.sgl_kernel_model, raising=False)
 
 
@@ -215,6 +219,36 @@ def topk_softmax(
     topk_indices.copy_(ids)
 
 
+def dense_decode_fwd(
+    q: Tensor, kcache: Tensor, head_size_v: int, seqlens_k: Tensor, block_table: Tensor,
+    softmax_scale: float, is_causal: bool, tile_scheduler_metadata: Tensor | None,
+    num_splits: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:  # fmt: skip
+    """Rows without keys are NaN, as what is in memory may be."""
+    batch, queries, heads, width = q.shape
+    assert q.dtype in NORMS
+    assert kcache.dtype is q.dtype
+    assert (queries, width, head_size_v) == (1, 576, 512)
+    assert kcache.shape[1:] == (64, 1, 576)
+    assert kcache.stride(3) == q.stride(3) == 1
+    assert (kcache.stride(0) | kcache.stride(1)) % 8 == 0
+    assert kcache.data_ptr() % 16 == 0
+    assert seqlens_k.dtype is block_table.dtype is torch.int32
+    assert seqlens_k.is_contiguous()
+    assert seqlens_k.shape == (batch,)
+    assert block_table.shape[0] == batch
+    assert softmax_scale > 0
+    assert tile_scheduler_metadata is num_splits is None
+    _called.append(("dense_decode_fwd", block_table.tolist(), seqlens_k.tolist()))
+    out = torch.full((batch, 1, heads, 512), torch.nan, dtype=q.dtype)
+    for row, count in enumerate(seqlens_k.tolist()):
+        keys = kcache[block_table[row].long()].flatten(0, 1)[:count]
+        if count:
+            found = math64.attended(q[row], keys, keys[..., :512], False, softmax_scale, -1)
+            out[row] = found[0].to(q.dtype)
+    return out, q.new_zeros(batch, heads, 1, dtype=torch.float32), None, None
+
+
 _FUNCTIONS = {
     "topk_softmax": topk_softmax,
     "rmsnorm": rmsnorm,
@@ -229,6 +263,7 @@ _FUNCTIONS = {
     "merge_state_v2": merge_state_v2,
     "sgl_per_token_group_quant_8bit_v2": sgl_per_token_group_quant_8bit_v2,
     "rotary_embedding": rotary_embedding,
+    "dense_decode_fwd": dense_decode_fwd,
 }
 for _schema in SCHEMAS:
     _library.define(_schema)

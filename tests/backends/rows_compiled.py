@@ -43,6 +43,7 @@ KERNELS = frozenset(
         "sizes",
         "encoded",
         "_gate_codes",
+        "_gate_gradient",
     }
 )
 _TYPES = {
@@ -99,7 +100,9 @@ def launches(dtype: str, codes: torch.dtype) -> list[Launch]:
     with recorded() as found:
         _norms(kind)
         for op in ("silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul"):
-            kernel(op)(torch.zeros(600, 2048, dtype=kind))
+            x = torch.zeros(600, 2048, dtype=kind)
+            kernel(op)(x)
+            kernel(f"{op}_backward")(x, x[:, :1024])
         _heads(kind)
         if kind != torch.float64:
             _quantized(kind, codes)

@@ -37,7 +37,13 @@ def test_what_they_serve() -> None:
         "gelu_tanh_and_mul", "gemma_fused_add_rms_norm", "gemma_rms_norm", "merge_state",
         "rms_norm", "silu_and_mul",
     }  # fmt: skip
-    only = {"quantize_fp8_per_group", "scaled_mm_fp8", "scaled_mm_int8", "topk_softmax"}
+    only = {
+        "mla_decode",
+        "quantize_fp8_per_group",
+        "scaled_mm_fp8",
+        "scaled_mm_int8",
+        "topk_softmax",
+    }
     assert set(SERVED["sgl_kernel"]) == shared | only
     sequences = {"varlen_attention", "varlen_attention_with_lse", "paged_prefill", "paged_decode"}
     sequences |= {"mla_decode"}

@@ -40,6 +40,11 @@ def _gate(rows: int, dtype: torch.dtype) -> Arguments:
     return {"x": _x(rows, dtype)}
 
 
+def _gate_gradient(rows: int, dtype: torch.dtype) -> Arguments:
+    x = _x(rows, dtype)
+    return {"x": x, "grad": torch.randn_like(x[..., : x.shape[-1] // 2])}
+
+
 def _quantize_groups(rows: int, dtype: torch.dtype) -> Arguments:
     return {"x": torch.randn(rows, 2, 128, dtype=dtype), "group_size": 8}
 
@@ -206,7 +211,9 @@ MAKERS: dict[str, Callable[[int, torch.dtype], Arguments]] = {
     "gemma_fused_add_rms_norm": _fused,
     "fused_experts": _experts,
     "gelu_and_mul": _gate,
+    "gelu_and_mul_backward": _gate_gradient,
     "gelu_tanh_and_mul": _gate,
+    "gelu_tanh_and_mul_backward": _gate_gradient,
     "gemma_rms_norm": _norm,
     "layer_norm": _layer_norm,
     "merge_state": _merge,
@@ -230,6 +237,7 @@ MAKERS: dict[str, Callable[[int, torch.dtype], Arguments]] = {
     "top_p_renorm_probs": lambda rows, dtype: _probs(rows, dtype, "p"),
     "rms_norm_quant_fp8": _norm,
     "silu_and_mul": _gate,
+    "silu_and_mul_backward": _gate_gradient,
     "silu_and_mul_quant_fp8": _gate,
     "topk_softmax": _routing,
     "varlen_attention": _varlen,

@@ -81,6 +81,13 @@ FUSED = [
     case("residual", "device", to("residual", "meta"), "on device", "as 'x'"),
 ]
 GATE = [*X, case("x", "odd", cut("x"), r"of shape \[3, 2, 15\]", "an even last dimension, not 15")]
+GATE_GRADIENT = [
+    *X,
+    case("grad", "shape", cut("grad", 0), r"of shape \[2, 2, 8\]", "that of the result"),
+    case("grad", "width", cut("grad"), r"of shape \[3, 2, 7\]", r"\[3, 2, 8\]"),
+    case("grad", "dtype", to("grad", torch.float16), r"torch\.float16", "as 'x'"),
+    case("grad", "device", to("grad", "meta"), "on device", "as 'x'"),
+]
 SCALE = [
     case("scale", "dtype", to("scale", torch.float16), r"torch\.float16", r"torch\.float32"),
     case("scale", "size", rank("scale", 2), r"of shape \[2\]", r"\[1\] or \[\]"),
@@ -408,7 +415,9 @@ BAD: dict[str, list[Any]] = {
     "fused_add_rms_norm_quant_fp8": FUSED,
     "fused_experts": EXPERTS,
     "gelu_and_mul": GATE,
+    "gelu_and_mul_backward": GATE_GRADIENT,
     "gelu_tanh_and_mul": GATE,
+    "gelu_tanh_and_mul_backward": GATE_GRADIENT,
     "gemma_rms_norm": NORM,
     "layer_norm": [*NORM, *vector("bias")],
     "merge_state": MERGE,
@@ -441,6 +450,7 @@ BAD: dict[str, list[Any]] = {
     "top_p_renorm_probs": [*PROBS, *numbers("p", "float32")],
     "rms_norm_quant_fp8": NORM,
     "silu_and_mul": GATE,
+    "silu_and_mul_backward": GATE_GRADIENT,
     "silu_and_mul_quant_fp8": GATE,
     "topk_softmax": ROUTING,
     "varlen_attention": VARLEN,

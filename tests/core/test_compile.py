@@ -98,16 +98,16 @@ def test_few_graphs_over_batch_sizes(op: str) -> None:
 def test_one_graph_where_shapes_are_dynamic_from_the_start(op: str) -> None:
     packet: Any = getattr(torch.ops.torch_ops, op)
     compiled, counter = counted(packet, dynamic=True)
+    parameters = catalogue()[op].signature.parameters
     for rows in (7, 9, 31):  # no size of another dimension: equal ones are taken for one
-        args, parameters = samples.arguments(op, rows), catalogue()[op].signature.parameters
-        compiled(
-            *(
-                value
-                for name, value in args.items()
-                if isinstance(value, Tensor) or parameters[name].default is inspect.Parameter.empty
-            )
-        )
-    assert counter.frame_count == 1
+        given = [
+            value
+            for name, value in samples.arguments(op, rows).items()
+            if isinstance(value, Tensor) or parameters[name].default is inspect.Parameter.empty
+        ]
+        compiled(*given)
+    tried = any(isinstance(value, float) for value in given)  # as a symbol, before as a constant
+    assert counter.frame_count == 1 + tried
 
 
 def test_fifty_batch_sizes_cost_two_graphs() -> None:
@@ -400,7 +400,11 @@ def test_the_profiler_sees_the_kernel_that_explain_names(outer: str, install: In
 
 @pytest.mark.parametrize(
     ("op", "backend"),
-    [cell for cell in (*((op, None) for op in OPS), *CELLS) if cell[0] in samples.FLOATING],
+    [
+        cell
+        for cell in (*((op, None) for op in OPS), *CELLS)
+        if cell[0] in samples.FLOATING and not catalogue()[cell[0]].differentiable
+    ],
 )
 def test_an_input_that_requires_grad_is_refused_alike(op: str, backend: str | None) -> None:
     """The same text in eager and compiled code, for every floating tensor argument."""

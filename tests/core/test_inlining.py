@@ -14,6 +14,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch._inductor.utils import run_and_get_code
 
 import torch_ops
+from tests.cases.kernels import judge
 from torch_ops import (
     Platform,
     TorchOpsError,
@@ -108,13 +109,40 @@ def test_promised_roundings_stay_where_neighbours_fuse() -> None:
         torch.testing.assert_close(found[2], scale, rtol=1e-6, atol=0)
 
 
+PROVEN = [
+    op
+    for op in samples.OPS
+    if not catalogue()[op].mutates
+    and any(spec.backend.value == "inductor" for spec in torch_ops.registry.get(op))
+    and "attention" not in op  # `attention` compiles for long; autocast's test below has it
+]
+
+
+@pytest.mark.slow
+def test_what_dissolves_keeps_the_bounds_of_its_op() -> None:
+    """All in one graph, bfloat16 where they take it, by the oracles of all kernels."""
+    narrow = {op: torch.bfloat16 in catalogue()[op].dtypes for op in PROVEN}
+    calls = {
+        op: samples.arguments(op, 5, torch.bfloat16 if narrow[op] else torch.float32)
+        for op in PROVEN
+    }
+
+    def every(calls: dict[str, dict[str, Any]]) -> dict[str, Any]:
+        return {op: getattr(ops, op)(**args) for op, args in calls.items()}
+
+    found, source = code_of(every, calls)
+    assert not names_op(source)
+    for op, args in calls.items():
+        judge(op, tuple(args.values()), samples.outputs(op, args, found[op]))
+
+
 def test_layers_compiled_one_by_one_share_a_graph() -> None:
     class Layer(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.weight = torch.nn.Parameter(torch.randn(16))
 
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x: Tensor) -> Any:
             return x + ops.rms_norm(x, self.weight) * 2
 
     counter = CompileCounterWithBackend("aot_eager")
@@ -206,13 +234,13 @@ def test_training_goes_through_the_reference(monkeypatch: pytest.MonkeyPatch) ->
     leaves = [torch.randn(size, requires_grad=True) for size in sizes]
     copies = [leaf.detach().clone().requires_grad_() for leaf in leaves]
 
-    def loss(norm: Callable[..., Any], add: Callable[..., Any], *args: Tensor) -> Tensor:
+    def loss(norm: Callable[..., Any], add: Callable[..., Any], *args: Tensor) -> Any:
         x, residual, weight = args
         y, residual = add(norm(x, weight) * 2, residual, weight)
         y += 1
         return (y.sin() * residual).sum()
 
-    def step(*args: Tensor) -> Tensor:
+    def step(*args: Tensor) -> Any:
         return loss(ops.rms_norm, ops.fused_add_rms_norm, *args)
 
     references = [catalogue()[op].reference for op in ("rms_norm", "fused_add_rms_norm")]
@@ -230,7 +258,7 @@ def test_training_goes_through_the_reference(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_export_keeps_the_call() -> None:
     class Norm(torch.nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x: Tensor) -> Any:
             return ops.rms_norm(x)
 
     for strict in (False, True):

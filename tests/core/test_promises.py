@@ -235,7 +235,7 @@ def test_no_op_has_the_name_of_a_promise(name: str) -> None:
 
 
 def test_compiled_code_obeys_and_going_back_compiles_nothing(
-    state: State, fresh_dynamo: None
+    state: State, fresh_dynamo: None, opaque: None
 ) -> None:
     state("inductor", batch_invariant=True)
     counter = CompileCounterWithBackend("aot_eager")

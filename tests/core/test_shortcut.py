@@ -179,7 +179,7 @@ def test_export_records_the_operator(strict: bool) -> None:
     assert shortcuts.count == 0
 
 
-@pytest.mark.usefixtures("fresh_dynamo")
+@pytest.mark.usefixtures("fresh_dynamo", "opaque")
 def test_dynamo_makes_one_node_of_it() -> None:
     shortcuts = known()
     graphs = []

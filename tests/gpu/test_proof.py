@@ -27,6 +27,8 @@ OTHER_CONTRACTS = {
     ("merge_state", "sgl_kernel"),
     ("topk_softmax", "sgl_kernel"),
 }
+# It reads both caches as one, which no example of the kit has: `test_sgl_kernel_latents` proves it.
+OF_ONE_CACHE = {("mla_decode", "sgl_kernel")}
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +53,6 @@ def test_every_kernel_but_those_of_other_contracts_serves_some_dtype(
     proven = {
         (cell["op"], cell["backend"]) for cell in report["cells"] if cell["verdict"] == "passed"
     }
-    assert kernels - proven == OTHER_CONTRACTS & kernels
+    assert kernels - proven == (OTHER_CONTRACTS | OF_ONE_CACHE) & kernels
     assert {op for op, _ in proven} == set(catalogue())
     assert {op for op, backend in proven if backend == "triton"} == set(catalogue())

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor
 from torch.nn import functional
 
 from torch_ops.contracts import GateContract
 from torch_ops.declarations import _gates
 from torch_ops.declare import op
+from torch_ops.training import Run, Saved
 
 
 @op(contract=GateContract(activation="gelu_tanh", rounding="once"))
@@ -27,7 +30,7 @@ def gelu_tanh_and_mul(x: Tensor) -> Tensor:
     Raises:
         TypeError: the dtype isn't accepted.
         ValueError: the last dimension is odd.
-        NoBackwardError: the input requires grad.
+        NoBackwardError: the input requires grad and the backend has no backward.
 
     Source: Hendrycks and Gimpel, Gaussian Error Linear Units (arXiv 1606.08415).
     """
@@ -43,3 +46,8 @@ def _check(x: Tensor) -> None:
 @gelu_tanh_and_mul.fake
 def _fake(x: Tensor) -> Tensor:
     return _gates.fake(x)
+
+
+@gelu_tanh_and_mul.backward("gelu_tanh_and_mul_backward", saves=("x",))
+def _gradients(run: Run, grads: Sequence[Tensor], saved: Saved) -> tuple[Tensor]:
+    return (run(saved["x"], grads[0]),)

@@ -1,0 +1,15 @@
+"""gelu_tanh_and_mul_backward in Triton."""
+
+from torch import Tensor
+
+from ._gate_gradients import GELU_TANH, gradient
+from ._launch import refuses_bfloat16
+
+__all__ = ["gelu_tanh_and_mul_backward", "supports"]
+
+
+def gelu_tanh_and_mul_backward(x: Tensor, grad: Tensor) -> Tensor:
+    return gradient(x, grad, GELU_TANH)
+
+
+supports = refuses_bfloat16(gelu_tanh_and_mul_backward)

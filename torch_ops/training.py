@@ -1,0 +1,205 @@
+"""Gradients of ops that have a backward: autograd's node, and the kernel that makes it.
+
+The backward of an op is another op, run by the backend that ran forward, whatever the policy is by
+then. A call without gradients costs what it costs on an op that has none: the kernel under
+Autograd's keys is then the one of the device itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torch_ops import dynamo, policy, selector, tuning
+from torch_ops.errors import NoBackwardError, listing
+from torch_ops.familiar import Familiar
+from torch_ops.platform import Platform, platform_of
+from torch_ops.registry import registry
+
+__all__ = ["Gradient", "Run", "Saved", "kernel", "refuse"]
+
+Run = Callable[..., Any]
+"""Calls the op that is the backward, on the backend that ran forward."""
+Saved = dict[str, Any]
+"""What was kept of a call: arguments by name, outputs as ``out0``, ``out1``."""
+_grad_enabled = torch._C.is_grad_enabled
+_any_requires_grad = torch._C._any_requires_grad
+_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
+_PLAIN = (Tensor, torch.nn.Parameter)
+_ODD_KEYS = tuple(
+    getattr(torch._C.DispatchKey, name)
+    for name in ("Python", "Negative", "Conjugate", "ZeroTensor", "Functionalize", "Sparse")
+)
+
+
+class Gradient(NamedTuple):
+    """How gradients of an op's inputs come from those of its outputs.
+
+    Attributes:
+        op: The declared op that computes them.
+        saves: Names of the tensors that are kept until then.
+        function: Takes `Run`, the outputs' gradients and `Saved`; gives a gradient, or None, for
+            each tensor argument.
+    """
+
+    op: str
+    saves: tuple[str, ...]
+    function: Callable[[Run, Sequence[Tensor], Saved], Sequence[Tensor | None]]
+
+
+def refuse(op: str, backend: str | None = None) -> NoBackwardError:
+    """Build the error for inputs that require grad where nothing has a backward."""
+    who = "no backend of the op has" if backend is None else f"backend {backend!r} doesn't have"
+    able = [spec.backend.value for spec in registry.get(op) if _by_of(op, spec.backend.value)]
+    others = f"; backends with one: {listing(able)}" if able and backend is not None else ""
+    return NoBackwardError(
+        f"op {op!r}: an input requires grad and {who} a backward (accepted: inputs without grad, "
+        f"or calls under torch.no_grad() or torch.inference_mode(){others}); detach the input or "
+        "leave grad mode",
+        op=op,
+    )
+
+
+def _by_of(op: str, backend: str) -> Any:
+    """Give the spec of the backward that a backend has, None where it has none."""
+    from torch_ops.declarations import catalogue
+
+    gradient = catalogue()[op].gradient if op in catalogue() else None
+    specs = () if gradient is None else registry.get(gradient.op)
+    return next((spec for spec in specs if spec.backend.value == backend), None)
+
+
+def choose(op: str, platform: Platform, backend: str | None, args: Sequence[Any] | None) -> str:
+    """Name the backend that runs forward and backward.
+
+    Args:
+        op: A differentiable op.
+        platform: Where it is to run.
+        backend: Explicit choice of the call.
+        args: The call's arguments; None while a graph is traced, where sizes are symbols: what
+            takes some calls only isn't chosen then, unless somebody asked for it.
+
+    Raises:
+        NoBackwardError: the chosen backend, or every one, is without backward.
+        BackendUnavailableError, NoBackendError, ...: as `selector.make_plan`.
+    """
+    row = tuning.row_of(op, platform, args) if args is not None and backend is None else None
+    scope = policy.current_scope()
+    plan = selector.make_plan(op, platform, backend=backend, scope=scope, args=args, row=row)
+    for spec in plan.specs:
+        name = spec.backend.value
+        by = _by_of(op, name)
+        if by is None or selector.static_reasons(by, platform):
+            continue
+        loaded = selector.load(plan, spec)
+        if plan.explicit or args is not None or getattr(loaded, "supports", None) is None:
+            return name
+    raise refuse(op, plan.specs[0].backend.value if plan.explicit else None)
+
+
+class _Node(torch.autograd.Function):
+    """One call in autograd's graph."""
+
+    @staticmethod
+    def forward(ctx: Any, declaration: Any, backend: str, *args: Any) -> Any:
+        names = list(declaration.signature.parameters)
+        operator = getattr(torch.ops.torch_ops, declaration.name).backend
+        with torch._C._AutoDispatchBelowAutograd():
+            result = operator(*args, backend)
+        outputs = (result,) if isinstance(result, Tensor) else tuple(result)
+        values = dict(zip(names, args, strict=True))
+        values |= {f"out{index}": output for index, output in enumerate(outputs)}
+        kept = [name for name in declaration.gradient.saves if values[name] is not None]
+        ctx.save_for_backward(*(values[name] for name in kept))
+        ctx.kept, ctx.declaration, ctx.backend = kept, declaration, backend
+        ctx.rest = {n: v for n, v in values.items() if not isinstance(v, Tensor)}
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        declaration, gradient = ctx.declaration, ctx.declaration.gradient
+        saved = ctx.rest | dict(zip(ctx.kept, ctx.saved_tensors, strict=True))
+        operator = getattr(torch.ops.torch_ops, gradient.op).backend
+
+        def run(*args: Any) -> Any:
+            return operator(*args, ctx.backend)
+
+        found = dict(
+            zip(declaration.tensor_arguments, gradient.function(run, grads, saved), strict=True)
+        )
+        wanted = [found.get(name) for name in declaration.signature.parameters]
+        needed = ctx.needs_input_grad[2:]
+        return (None, None, *(g if n else None for g, n in zip(wanted, needed, strict=True)))
+
+
+def kernel(
+    declaration: Any, familiar: Familiar, device_kernel: Callable[..., Any], named: bool
+) -> Callable[..., Any]:
+    """Build the kernel of one overload under Autograd's key of a device.
+
+    Args:
+        declaration: The op, with a `Gradient`.
+        familiar: Its legal calls of late.
+        device_kernel: What runs calls without gradients.
+        named: Whether the last argument is the name of a backend.
+    """
+    apply: Callable[..., Any] = _Node.apply
+    op = declaration.name
+    overload = "backend" if named else "default"
+    defaults = [parameter.default for parameter in declaration.signature.parameters.values()]
+    count, absent, looked = familiar.tensors, familiar.absent, familiar.looks.get
+
+    def autograd(*args: Any) -> Any:
+        if not _modes() and not named and familiar.possible:
+            look = looked(args[0].shape)
+            if look is not None:
+                same, rest, _, without_grad, alike = look
+                tensors = args[:count] if len(args) >= count else args + absent[len(args) :]
+                free = not (without_grad and _grad_enabled())
+                if free and args[count:] == rest and same(*tensors):
+                    return alike(*args)
+        if _grad_enabled() and _any_requires_grad(*args):
+            return train(*args)
+        if not _modes() and all(map(_plain, args)):
+            return device_kernel(*args)
+        with torch._C._AutoDispatchBelowAutograd():
+            return getattr(getattr(torch.ops.torch_ops, op), overload)(*args)
+
+    def train(*args: Any) -> Any:
+        backend = None
+        if named:
+            args, backend = args[:-1], args[-1]
+            registry.find(op, backend)
+        args = (*args, *defaults[len(args) :])
+        declaration.checker(*args)
+        return apply(declaration, _chosen(op, backend, args), *args)
+
+    return autograd
+
+
+def _chosen(op: str, backend: str | None, args: tuple[Any, ...]) -> str:
+    """Choose for a call, or for the frame that is being traced, which then depends on it."""
+    platform = platform_of(args) or Platform.cpu()
+    real = all(_plain(arg) for arg in args) and not _modes()
+    if dynamo.tracing():
+        from torch_ops import runtime
+
+        def snapshot() -> str:
+            try:
+                return choose(op, platform, backend, None)
+            except Exception as error:  # compared alone: the call itself raises it
+                return type(error).__name__
+
+        runtime.depend(("backward", op, platform, backend), snapshot)
+    return choose(op, platform, backend, args if real else None)
+
+
+def _plain(value: object) -> bool:
+    """Whether a value is no tensor, or one that goes straight to its device's kernel."""
+    if not isinstance(value, Tensor):
+        return True
+    keys = torch._C._dispatch_keys(value)
+    return type(value) in _PLAIN and not any(keys.has(key) for key in _ODD_KEYS)
