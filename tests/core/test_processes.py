@@ -273,7 +273,7 @@ def test_the_environment_of_a_new_process(python: Python) -> None:
     assert first == "imported"
     assert second == (
         "Unknown environment variable TORCH_OPS_BACKNED='triton'. Known: TORCH_OPS_BACKEND, "
-        "TORCH_OPS_DISABLE, TORCH_OPS_REQUIRE, TORCH_OPS_TUNING_TABLE. "
+        "TORCH_OPS_DISABLE, TORCH_OPS_INLINE, TORCH_OPS_REQUIRE, TORCH_OPS_TUNING_TABLE. "
         "Did you mean 'TORCH_OPS_BACKEND'?"
     )
     assert ": acme (environment)" in third
