@@ -14,6 +14,8 @@ DTYPES = ("float32", "bfloat16")
 ONE = {
     "fused_experts": "bfloat16", "moe_align_block_size": "int32",
     "apply_rope_": "bfloat16", "attention_with_lse": "float32", "fused_add_rms_norm_": "float32",
+    "gelu_and_mul_backward": "float32", "gelu_tanh_and_mul_backward": "bfloat16",
+    "silu_and_mul_backward": "float16",
     "gelu_tanh_and_mul": "float32", "gemma_fused_add_rms_norm": "bfloat16",
     "gemma_rms_norm": "bfloat16", "scaled_mm_int8": "bfloat16",
     "append_paged_kv_": "bfloat16", "mla_decode": "bfloat16",
