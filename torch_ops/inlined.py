@@ -26,6 +26,7 @@ __all__ = ["define", "differentiates", "dissolve", "rounded"]
 
 _log = logging.getLogger(__name__)
 _NARROW = (torch.float16, torch.bfloat16)
+_CLONES = ("clone", torch.clone, torch.ops.aten.clone, torch.ops.aten.clone.default)
 _library = Library(INLINED, "FRAGMENT")  # kept for ever: a collected library crashes its ops
 _rounding = Library(COMPILED, "FRAGMENT")
 _dissolving: ContextVar[bool] = ContextVar("torch_ops_dissolving", default=False)
@@ -76,7 +77,11 @@ def differentiates(declaration: Declaration, args: tuple[Any, ...], backend: str
 def _rewrite(graph_module: GraphModule) -> None:
     for module in graph_module.modules():
         if isinstance(module, GraphModule):
-            changed = [node for node in module.graph.nodes if _replace(node)]
+            nodes = list(module.graph.nodes)
+            calls = [call for call in map(call_of, nodes) if call is not None]
+            changed = [node for node in nodes if _replace(node)]
+            if any(call.declaration.mutates for call in calls):
+                changed += [node for node in nodes if _compute(node)]
             if changed:
                 module.recompile()
 
@@ -93,6 +98,20 @@ def _replace(node: Node) -> bool:
         return False
     node.target = getattr(torch.ops.torch_ops_inlined, op).default
     node.args, node.kwargs = tuple(call.values), {}
+    return True
+
+
+def _compute(node: Node) -> bool:
+    """Make a clone a product with 1, in a graph with a call that writes.
+
+    Inductor may take the clone for its source, and the call writes that (pytorch#198031).
+    """
+    if node.target not in _CLONES or len(node.args) != 1 or node.kwargs:
+        return False
+    value = node.meta.get("example_value")
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        return False
+    node.op, node.target, node.args = "call_function", torch.mul, (node.args[0], 1)
     return True
 
 
