@@ -201,5 +201,7 @@ def _plain(value: object) -> bool:
     """Whether a value is no tensor, or one that goes straight to its device's kernel."""
     if not isinstance(value, Tensor):
         return True
+    if value.layout != torch.strided or value.is_quantized:
+        return False
     keys = torch._C._dispatch_keys(value)
     return type(value) in _PLAIN and not any(keys.has(key) for key in _ODD_KEYS)

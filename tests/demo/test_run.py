@@ -53,9 +53,9 @@ def test_half_of_the_layers_were_swapped_and_put_back(report: Report) -> None:
 
 def test_every_op_ran_as_often_as_the_model_has_it(report: Report) -> None:
     calls = {(call.op, call.backend): call.calls for call in report.calls}
-    steps = calls["rms_norm", "torch"] // 61
+    steps = calls["rms_norm", "torch"]  # the first norm; those behind an addition are fused with it
     assert steps > 4
-    assert calls["rms_norm", "torch"] == 61 * steps
+    assert calls["fused_add_rms_norm", "torch"] == 60 * steps
     assert calls["apply_rope", "torch"] == 30 * steps
     assert calls["silu_and_mul", "torch"] == 30 * steps
     swapped = calls["attention", "torch_math"]

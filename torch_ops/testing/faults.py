@@ -80,6 +80,8 @@ def _ignores_last_stride(value: Tensor) -> Tensor:
 
 def _unwritten_tail(value: Tensor) -> Tensor:
     out = torch.empty_like(value)
+    if out.dim():
+        out.view(torch.uint8).fill_(0x5A)  # what memory held before may be the right result
     keep = max(value.shape[0] - 1, 0) if value.dim() else 0
     out[:keep] = value[:keep]
     return out
