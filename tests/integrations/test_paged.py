@@ -246,7 +246,7 @@ def test_one_graph_serves_twenty_steps() -> None:
 
 def test_layers_that_are_not_accelerated_refuse_it() -> None:
     made, ids = model(), tokens()
-    with pytest.raises(ValueError, match="attention that isn't accelerated, accepted: models afte"):
+    with pytest.raises(ValueError, match="attention that isn't accelerated, accepted: models"):
         made(ids, **{CACHE: paged(made)})
 
 
