@@ -79,21 +79,18 @@ def _rewrite(graph_module: GraphModule) -> None:
         if isinstance(module, GraphModule):
             nodes = list(module.graph.nodes)
             calls = [call for call in map(call_of, nodes) if call is not None]
-            changed = [node for node in nodes if _replace(node)]
+            changed = [_replace(call) for call in calls]
             if any(call.declaration.mutates for call in calls):
-                changed += [node for node in nodes if _compute(node)]
-            if changed:
+                changed += map(_compute, nodes)
+            if any(changed):
                 module.recompile()
 
 
-def _replace(node: Node) -> bool:
-    call = call_of(node)
-    if call is None:
-        return False
-    op = call.declaration.name
+def _replace(call: Call) -> bool:
+    node, op = call.node, call.declaration.name
     try:
         if not inlining.decide(op, examples(call.values), call.backend).inlined:
-            return _pin(node, call)
+            return _pin(call)
     except TorchOpsError:  # the call raises it when it runs, in its own class
         return False
     node.target = getattr(torch.ops.torch_ops_inlined, op).default
@@ -115,13 +112,14 @@ def _compute(node: Node) -> bool:
     return True
 
 
-def _pin(node: Node, call: Call) -> bool:
+def _pin(call: Call) -> bool:
     """Name the backend of a call that autograd differentiates: backward runs on it, too.
 
     PyTorch's caches know a graph, and the backward that was made of it, by what the graph names.
     """
     if call.declaration.gradient is None or call.backend is not None:
         return False
+    node = call.node
     (found,) = examples([node])
     first = found if isinstance(found, Tensor) else found[0]
     if not first.requires_grad:

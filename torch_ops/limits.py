@@ -17,6 +17,7 @@ __all__ = [
     "gate",
     "misaligned",
     "norm",
+    "product",
     "rows",
     "strides",
     "unrounded_sum",
@@ -127,4 +128,35 @@ def without_float8(dtype: torch.dtype, device: int) -> str | None:
         return f"a dtype {dtype} (supported: torch.float8_e4m3fn)"
     if device >= 0 and (found := torch.cuda.get_device_capability(device)) < (8, 9):
         return f"float8 on compute capability {found[0]}.{found[1]} (supported: 8.9 and later)"
+    return None
+
+
+def product(
+    a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, multiples: tuple[int, int]
+) -> str | None:
+    """Give why matrices with a scale for each row and column can't be multiplied, or None.
+
+    Args:
+        a: ``[M, K]``, read row by row.
+        b: ``[K, N]``, read column by column.
+        scale_a, scale_b: ``[M, 1]`` and ``[1, N]``, contiguous.
+        multiples: What K and N have to be multiples of.
+    """
+    depth, width = multiples
+    (m, k), n = a.shape, b.shape[1]
+    for name, scale, shape in (("scale_a", scale_a, (m, 1)), ("scale_b", scale_b, (1, n))):
+        if tuple(scale.shape) != shape or not scale.is_contiguous():
+            of = f"{list(scale.shape)} with strides {scale.stride()}"
+            return f"{name} of shape {of} (supported: {list(shape)}, contiguous)"
+    if not m or not n:
+        return None
+    if not k or k % depth or n % width:
+        return f"K {k} and N {n} (supported: multiples of {depth} and of {width})"
+    if a.stride() != (k, 1):
+        return strides("a", a, "row-major, contiguous")
+    if b.stride() != (1, k):
+        return strides("b", b, "column-major, contiguous")
+    for name, x in (("a", a), ("b", b)):
+        if x.data_ptr() & 15:
+            return misaligned(name, x, "16")
     return None

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torch_ops import dynamo, policy, selector, tuning
+from torch_ops import dynamo, kernels, policy, selector, tuning
 from torch_ops.errors import NoBackwardError, listing
 from torch_ops.familiar import Familiar
 from torch_ops.platform import Platform, platform_of
@@ -95,7 +95,9 @@ def choose(op: str, platform: Platform, backend: str | None, args: Sequence[Any]
         if by is None or selector.static_reasons(by, platform):
             continue
         loaded = selector.load(plan, spec)
-        if plan.explicit or args is not None or getattr(loaded, "supports", None) is None:
+        if not isinstance(loaded, kernels.Kernel):
+            continue
+        if plan.explicit or args is not None or loaded.supports is None:
             return name
     raise refuse(op, plan.specs[0].backend.value if plan.explicit else None)
 

@@ -34,23 +34,7 @@ def supports(
         return f"a dtype {a.dtype} (supported: {fp8_of(a)}, that of the device)"
     if bias is not None:
         return f"a bias {bias.dtype} (supported: None)"
-    (m, k), n = a.shape, b.shape[1]
-    for name, scale, shape in (("scale_a", scale_a, (m, 1)), ("scale_b", scale_b, (1, n))):
-        if tuple(scale.shape) != shape or not scale.is_contiguous():
-            of = f"{list(scale.shape)} with strides {scale.stride()}"
-            return f"{name} of shape {of} (supported: {list(shape)}, contiguous)"
-    if not m or not n:
-        return None
-    if not k or k % _DEPTH or n % 16:
-        return f"K {k} and N {n} (supported: multiples of {_DEPTH} and of 16)"
-    if a.stride() != (k, 1):
-        return limits.strides("a", a, "row-major, contiguous")
-    if b.stride() != (1, k):
-        return limits.strides("b", b, "column-major, contiguous")
-    for name, x in (("a", a), ("b", b)):
-        if x.data_ptr() & 15:
-            return limits.misaligned(name, x, "16")
-    return None
+    return limits.product(a, b, scale_a, scale_b, multiples=(_DEPTH, 16))
 
 
 def multiply(

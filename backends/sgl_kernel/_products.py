@@ -29,23 +29,9 @@ def supports(
         return f"out_dtype {out_dtype} (supported: {', '.join(map(str, limits.HALVES))})"
     if bias is not None and (bias.dtype != out_dtype or not bias.is_contiguous()):
         return f"bias {bias.dtype} of strides {bias.stride()} (supported: {out_dtype}, contiguous)"
-    (m, k), n = a.shape, b.shape[1]
-    wanted = (("scale_a", scale_a, (m, 1)), ("scale_b", scale_b, (1, n)))
-    for name, scale, shape in wanted:
-        if tuple(scale.shape) != shape or not scale.is_contiguous():
-            of = f"{list(scale.shape)} with strides {scale.stride()}"
-            return f"{name} of shape {of} (supported: {list(shape)}, contiguous)"
-    if not m or not n:
-        return None
-    if not k or k % 16 or n % 8:
-        return f"K {k} and N {n} (supported: multiples of 16 and of 8)"
-    if a.stride() != (k, 1):
-        return limits.strides("a", a, "row-major, contiguous")
-    if b.stride() != (1, k):
-        return limits.strides("b", b, "column-major, contiguous")
-    for name, x in (("a", a), ("b", b)):
-        if x.data_ptr() & 15:
-            return limits.misaligned(name, x, "16")
+    reason = limits.product(a, b, scale_a, scale_b, multiples=(16, 8))
+    if reason is not None or not a.shape[0] or not b.shape[1]:
+        return reason
     return None if a.dtype == torch.int8 else limits.without_float8(a.dtype, a.get_device())
 
 
