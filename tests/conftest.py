@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Iterator
 
 import pytest
 import torch
+from hypothesis import settings
 
 from torch_ops import discovery, fusion, inlining, kernels, policy, tuning
 from torch_ops.registry import registry
+from torch_ops.testing.profiles import PROFILES
 
 
 @pytest.fixture(scope="session")
 def device() -> torch.device:
     """Where the tests' tensors are: the GPU of this machine, else the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def same_examples() -> None:
+    """Draw the same examples in every run: the profile for development draws others each time."""
+    dev = PROFILES["dev"]
+    fixed = settings(dev.settings, derandomize=True, database=None)
+    PROFILES["dev"] = dataclasses.replace(dev, settings=fixed)
 
 
 @pytest.fixture
