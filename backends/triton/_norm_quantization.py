@@ -1,4 +1,4 @@
-"""Normalizes rows and quantizes them: in one kernel where registers hold a row, else in two."""
+"""Normalizes rows and quantizes them, in one kernel but where the norm splits few long rows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch_ops.declarations._quantization import AMAX_FLOOR, largest
 
 from . import _norm_quantization_kernels as kernels
 from ._launch import Launch, Variant, remember
-from ._norms import RMS, add_normalize, config, normalize, reads_twice
+from ._norms import FEW, RMS, add_normalize, config, loop, normalize, reads_twice
 from ._quantization import quantize_rows
 from ._rows import Rows, as_rows, as_vector, lane_of, power_of_two
 
@@ -54,10 +54,11 @@ def add_normalize_quantize(
 
 
 def _splits(x: Tensor) -> bool:
-    """Whether rows don't stay in registers, by the same measure as those of the norm."""
+    """Whether the norm takes a row in several programs, whose sum has another order."""
     columns = x.shape[-1]
-    crowded = columns > 0 and x.numel() // columns > _CROWD
-    return reads_twice(columns, x.element_size(), crowded, center=False)
+    rows = x.numel() // columns if columns else 0
+    crowded = rows > _CROWD
+    return rows <= FEW and reads_twice(columns, x.element_size(), crowded, center=False)
 
 
 def _empty(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -118,11 +119,15 @@ def _find(
 
 def _plan(rows: Rows, crowded: bool, dtype: torch.dtype) -> _Plan:
     x, columns = rows.tensors[0], rows.lanes * rows.lane
-    block = power_of_two(columns)
-    chosen = config(block, columns, x.element_size(), crowded, center=False)
+    device, itemsize, aligned = x.get_device(), x.element_size(), rows.lane > 1
     flags = (largest(dtype), dtype == torch.int8, rows.inner > 0, rows.lane)
+    if reads_twice(columns, itemsize, crowded, center=False):
+        walk = loop(columns, itemsize)
+        pieces = (*flags, walk.block, columns % walk.block == 0)
+        return _Plan(kernels.looped.variant(pieces, walk.threads, device, aligned=aligned), 1)
+    block = power_of_two(columns)
+    chosen = config(block, columns, itemsize, crowded, center=False)
     constants = (*flags, block, chosen.rows, chosen.late)
-    variant = kernels.whole.variant(
-        constants, chosen.threads, x.get_device(), aligned=rows.lane > 1
+    return _Plan(
+        kernels.whole.variant(constants, chosen.threads, device, aligned=aligned), chosen.rows
     )
-    return _Plan(variant, chosen.rows)

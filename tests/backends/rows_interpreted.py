@@ -71,16 +71,16 @@ def _composed(what: str, dtype: str) -> None:
     """Rows quantized at once, to int8, are bit for bit what two kernels make of them."""
     import torch
 
-    both = _norms_at_once if what == "norms" else _gates_at_once
+    both = norms_at_once if what == "norms" else gates_at_once
     kind = getattr(torch, dtype)
-    for shape in ((5, 96), (2, 3, 200), (1, 1), (3, 0), (0, 8), (2, 20480)):
+    for shape in ((5, 96), (2, 3, 200), (1, 1), (3, 0), (0, 8), (2, 20480), (9, 16500)):
         for step in (1, 2, 1):  # the last launch is one that is known
             found, wanted = both(shape, step, kind)
             if not all(map(torch.equal, found, wanted)):
                 raise AssertionError(f"{shape}, every {step}: {found} instead of {wanted}")
 
 
-def _norms_at_once(shape: tuple[int, ...], step: int, kind: Any) -> tuple[list[Any], list[Any]]:
+def norms_at_once(shape: tuple[int, ...], step: int, kind: Any) -> tuple[list[Any], list[Any]]:
     import torch
 
     fused = importlib.import_module(f"{BACKEND}._norm_quantization")
@@ -96,7 +96,7 @@ def _norms_at_once(shape: tuple[int, ...], step: int, kind: Any) -> tuple[list[A
     ], [*quantize(plain, torch.int8), *quantize(y, torch.int8), total]
 
 
-def _gates_at_once(shape: tuple[int, ...], step: int, kind: Any) -> tuple[list[Any], list[Any]]:
+def gates_at_once(shape: tuple[int, ...], step: int, kind: Any) -> tuple[list[Any], list[Any]]:
     import torch
 
     fused = importlib.import_module(f"{BACKEND}._gate_quantization")

@@ -267,6 +267,22 @@ def test_offsets_beyond_32_bits(
 
 @pytest.mark.gpu
 @needs_gpu
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize(
+    "shape",
+    [(4, 4096), (600, 4096), (600, 8192), (600, 5000), (600, 16384), (2, 20480), (9, 20480)],
+)
+def test_rows_quantized_at_once_are_those_of_two_kernels(
+    device: torch.device, shape: tuple[int, int], kind: torch.dtype
+) -> None:
+    for both in (rows_interpreted.norms_at_once, rows_interpreted.gates_at_once):
+        with torch.device(device):
+            found, wanted = both(shape, 1, kind)
+        assert all(map(torch.equal, found, wanted)), both
+
+
+@pytest.mark.gpu
+@needs_gpu
 def test_an_unused_row_stride_may_exceed_32_bits(device: torch.device) -> None:
     x = torch.randn(1, 128, device=device).half()
     far = x.as_strided((1, 128), (2**31, 1))
