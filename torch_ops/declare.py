@@ -14,6 +14,7 @@ from torch import Tensor
 
 from torch_ops import inductor, policy
 from torch_ops import schema as schemas
+from torch_ops.batching import Rows
 from torch_ops.contracts import PROMISES, Contract
 from torch_ops.errors import DeclarationError
 
@@ -52,6 +53,7 @@ class Declaration:
         site: ``file:line`` of the declaration.
         differentiable: Whether it has derivatives.
         gradient: How backends differentiate it; None where none does.
+        rows: Which arguments vmap batches in one call; None where it calls the op for each.
     """
 
     def __init__(
@@ -90,6 +92,7 @@ class Declaration:
         self.faker: Callable[..., Any] = self._fake_by_reference
         self.differentiable = False
         self.gradient: Gradient | None = None
+        self.rows: Rows | None = None
 
     @property
     def doc(self) -> str:
@@ -185,6 +188,28 @@ class Declaration:
             return function
 
         return declare
+
+    def batch(self, *names: str, merge: bool = False) -> None:
+        """Set what `torch.vmap` batches in one call.
+
+        Args:
+            *names: Tensor arguments whose first axis stands for rows, each computed alone.
+            merge: The op takes one such axis and no more: that of the batch joins it.
+
+        Raises:
+            DeclarationError: there is no such tensor argument, or one that is written isn't named.
+        """
+        unknown = [name for name in names if name not in self.tensor_arguments]
+        forgotten = [name for name in self.mutates if name not in names]
+        if unknown or forgotten or not names:
+            raise DeclarationError(
+                f"op {self.name!r}: batch{names} (accepted: names out of "
+                f"{list(self.tensor_arguments)}, of what is written all: {list(self.mutates)})"
+            )
+        from torch_ops import runtime
+
+        self.rows = Rows(names, merge)
+        runtime.batch(self)
 
     def _same_parameters(self, function: Callable[..., Any], role: str) -> Callable[..., Any]:
         got = [(p.name, p.default) for p in inspect.signature(function).parameters.values()]

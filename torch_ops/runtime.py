@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.library import Library, custom_op, fallthrough_kernel
 
 from torch_ops import (
+    batching,
     callables,
     calls,
     compiled,
@@ -83,6 +84,12 @@ def differentiate(declaration: Declaration) -> None:
             autograd = training.kernel(declaration, familiar, kernel, named)
             dynamo.skip(autograd.__code__)
             _library.impl(overload, autograd, f"Autograd{key}", allow_override=True)
+
+
+def batch(declaration: Declaration) -> None:
+    """Give a declared op, whose `Rows` are set, its batching rule."""
+    for overload in (declaration.name, f"{declaration.name}.backend"):
+        batching.register(_library, overload, declaration)
 
 
 def install(

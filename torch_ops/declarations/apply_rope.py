@@ -42,6 +42,9 @@ def apply_rope(
     return _rope.rotate(q, angles, is_neox), _rope.rotate(k, angles, is_neox)
 
 
+apply_rope.batch("q", "k", "positions", merge=True)
+
+
 @apply_rope.check
 def _check(
     q: Tensor, k: Tensor, cos_sin_cache: Tensor, positions: Tensor, is_neox: bool = True

@@ -37,6 +37,9 @@ def apply_rope_(
     k.copy_(rotated_k)
 
 
+apply_rope_.batch("q", "k", "positions", merge=True)
+
+
 @apply_rope_.check
 def _check(
     q: Tensor, k: Tensor, cos_sin_cache: Tensor, positions: Tensor, is_neox: bool = True

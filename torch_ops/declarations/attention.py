@@ -47,6 +47,9 @@ def attention(
     return _attention.reference(q, k, v, is_causal, scale, window_left, logits_soft_cap)[0]
 
 
+attention.batch("q", "k", "v", merge=True)
+
+
 @attention.check
 def _check(
     q: Tensor,

@@ -49,6 +49,9 @@ def attention_with_lse(
     return _attention.reference(q, k, v, is_causal, scale, window_left, logits_soft_cap)
 
 
+attention_with_lse.batch("q", "k", "v", merge=True)
+
+
 @attention_with_lse.check
 def _check(
     q: Tensor,

@@ -43,6 +43,9 @@ def fused_add_rms_norm(
     return out.to(x.dtype), residual_out
 
 
+fused_add_rms_norm.batch("x", "residual")
+
+
 @fused_add_rms_norm.check
 def _check(x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-6) -> None:
     checks.float_dtype("fused_add_rms_norm", "x", x)

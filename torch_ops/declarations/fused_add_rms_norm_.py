@@ -38,6 +38,9 @@ def fused_add_rms_norm_(x: Tensor, residual: Tensor, weight: Tensor, eps: float 
     x.copy_(out)
 
 
+fused_add_rms_norm_.batch("x", "residual")
+
+
 @fused_add_rms_norm_.check
 def _check(x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-6) -> None:
     name = "fused_add_rms_norm_"

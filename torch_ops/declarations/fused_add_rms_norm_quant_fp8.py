@@ -46,6 +46,9 @@ def fused_add_rms_norm_quant_fp8(
     return q, scale, residual_out
 
 
+fused_add_rms_norm_quant_fp8.batch("x", "residual")
+
+
 @fused_add_rms_norm_quant_fp8.check
 def _check(x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-6) -> None:
     _quantization.check(_OP, x)

@@ -39,6 +39,9 @@ def gelu_and_mul(x: Tensor) -> Tensor:
     return (gate / 2 * torch.erfc(gate * -(0.5**0.5)) * value).to(x.dtype)
 
 
+gelu_and_mul.batch("x")
+
+
 @gelu_and_mul.check
 def _check(x: Tensor) -> None:
     _gates.check("gelu_and_mul", x)

@@ -40,6 +40,9 @@ def gelu_and_mul_backward(x: Tensor, grad: Tensor) -> Tensor:
     return _gates.gradient(grad, x, gate * below, below + gate * density)
 
 
+gelu_and_mul_backward.batch("grad", "x")
+
+
 @gelu_and_mul_backward.check
 def _check(x: Tensor, grad: Tensor) -> None:
     _gates.check_backward("gelu_and_mul_backward", x, grad)

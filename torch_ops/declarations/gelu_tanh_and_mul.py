@@ -38,6 +38,9 @@ def gelu_tanh_and_mul(x: Tensor) -> Tensor:
     return (functional.gelu(gate, approximate="tanh") * value).to(x.dtype)
 
 
+gelu_tanh_and_mul.batch("x")
+
+
 @gelu_tanh_and_mul.check
 def _check(x: Tensor) -> None:
     _gates.check("gelu_tanh_and_mul", x)

@@ -42,6 +42,9 @@ def gelu_tanh_and_mul_backward(x: Tensor, grad: Tensor) -> Tensor:
     return _gates.gradient(grad, x, gate * s, s + gate * s * (1 - s) * steep)
 
 
+gelu_tanh_and_mul_backward.batch("grad", "x")
+
+
 @gelu_tanh_and_mul_backward.check
 def _check(x: Tensor, grad: Tensor) -> None:
     _gates.check_backward("gelu_tanh_and_mul_backward", x, grad)

@@ -45,6 +45,9 @@ def gemma_fused_add_rms_norm(
     return out.to(x.dtype), residual_out
 
 
+gemma_fused_add_rms_norm.batch("x", "residual")
+
+
 @gemma_fused_add_rms_norm.check
 def _check(x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-6) -> None:
     checks.float_dtype("gemma_fused_add_rms_norm", "x", x)

@@ -38,6 +38,9 @@ def gemma_rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
     return (out * (1 + upcast(weight, x))).to(x.dtype)
 
 
+gemma_rms_norm.batch("x")
+
+
 @gemma_rms_norm.check
 def _check(x: Tensor, weight: Tensor, eps: float = 1e-6) -> None:
     checks.float_dtype("gemma_rms_norm", "x", x)

@@ -46,6 +46,9 @@ def layer_norm(
     return out.to(x.dtype)
 
 
+layer_norm.batch("x")
+
+
 @layer_norm.check
 def _check(
     x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5

@@ -57,6 +57,9 @@ def _none(weight: Tensor) -> Tensor:
     return (weight == 0).unsqueeze(-1)
 
 
+merge_state.batch("v_a", "s_a", "v_b", "s_b", merge=True)
+
+
 @merge_state.check
 def _check(v_a: Tensor, s_a: Tensor, v_b: Tensor, s_b: Tensor) -> None:
     checks.float_dtype("merge_state", "v_a", v_a)

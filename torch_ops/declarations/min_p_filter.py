@@ -47,6 +47,9 @@ def min_p_filter(probs: Tensor, min_p: Tensor) -> Tensor:
     return torch.where(part > 0, filtered, probs)
 
 
+min_p_filter.batch("probs", "min_p", merge=True)
+
+
 @min_p_filter.check
 def _check(probs: Tensor, min_p: Tensor) -> None:
     _sampling.check_probs(_OP, probs)

@@ -38,6 +38,9 @@ def quantize_fp8_per_group(x: Tensor, group_size: int = 128) -> tuple[Tensor, Te
     return q.view(x.shape), scale.squeeze(-1)
 
 
+quantize_fp8_per_group.batch("x")
+
+
 @quantize_fp8_per_group.check
 def _check(x: Tensor, group_size: int = 128) -> None:
     _quantization.check("quantize_fp8_per_group", x)

@@ -37,6 +37,9 @@ def quantize_fp8_per_token(x: Tensor) -> tuple[Tensor, Tensor]:
     return _quantization.quantize_rows(upcast(x), _quantization.fp8_of(x))
 
 
+quantize_fp8_per_token.batch("x")
+
+
 @quantize_fp8_per_token.check
 def _check(x: Tensor) -> None:
     _quantization.check("quantize_fp8_per_token", x)

@@ -33,6 +33,9 @@ def quantize_int8_per_token(x: Tensor) -> tuple[Tensor, Tensor]:
     return _quantization.quantize_rows(upcast(x), torch.int8)
 
 
+quantize_int8_per_token.batch("x")
+
+
 @quantize_int8_per_token.check
 def _check(x: Tensor) -> None:
     _quantization.check("quantize_int8_per_token", x)

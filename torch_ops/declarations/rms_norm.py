@@ -40,6 +40,9 @@ def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float = 1e-6) -> Tens
     return out.to(x.dtype)
 
 
+rms_norm.batch("x")
+
+
 @rms_norm.check
 def _check(x: Tensor, weight: Tensor | None = None, eps: float = 1e-6) -> None:
     checks.float_dtype("rms_norm", "x", x)

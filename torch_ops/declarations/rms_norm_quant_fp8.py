@@ -40,6 +40,9 @@ def rms_norm_quant_fp8(x: Tensor, weight: Tensor, eps: float = 1e-6) -> tuple[Te
     return _quantization.quantize_rows(upcast(rounded(normed)), _quantization.fp8_of(x))
 
 
+rms_norm_quant_fp8.batch("x")
+
+
 @rms_norm_quant_fp8.check
 def _check(x: Tensor, weight: Tensor, eps: float = 1e-6) -> None:
     _quantization.check("rms_norm_quant_fp8", x)

@@ -60,6 +60,9 @@ def sample_top_k_top_p(probs: Tensor, k: Tensor, p: Tensor, seed: Tensor, offset
     return torch.where(row.sound.squeeze(-1), index, wrong)
 
 
+sample_top_k_top_p.batch("probs", "k", "p", "seed", "offset", merge=True)
+
+
 @sample_top_k_top_p.check
 def _check(probs: Tensor, k: Tensor, p: Tensor, seed: Tensor, offset: Tensor) -> None:
     _sampling.check_probs(_OP, probs)

@@ -38,6 +38,9 @@ def silu_and_mul(x: Tensor) -> Tensor:
     return (functional.silu(gate) * value).to(x.dtype)
 
 
+silu_and_mul.batch("x")
+
+
 @silu_and_mul.check
 def _check(x: Tensor) -> None:
     _gates.check("silu_and_mul", x)

@@ -35,6 +35,9 @@ def silu_and_mul_backward(x: Tensor, grad: Tensor) -> Tensor:
     return _gates.gradient(grad, x, gate * s, s * (1 + gate * (1 - s)))
 
 
+silu_and_mul_backward.batch("grad", "x")
+
+
 @silu_and_mul_backward.check
 def _check(x: Tensor, grad: Tensor) -> None:
     _gates.check_backward("silu_and_mul_backward", x, grad)

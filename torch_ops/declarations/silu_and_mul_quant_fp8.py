@@ -38,6 +38,9 @@ def silu_and_mul_quant_fp8(x: Tensor) -> tuple[Tensor, Tensor]:
     return _quantization.quantize_rows(upcast(rounded(gated)), _quantization.fp8_of(x))
 
 
+silu_and_mul_quant_fp8.batch("x")
+
+
 @silu_and_mul_quant_fp8.check
 def _check(x: Tensor) -> None:
     _quantization.check("silu_and_mul_quant_fp8", x)

@@ -42,6 +42,9 @@ def top_k_renorm_probs(probs: Tensor, k: Tensor) -> Tensor:
     return _sampling.renormalized(probs, row, _sampling.kept(row, k, None), active)
 
 
+top_k_renorm_probs.batch("probs", "k", merge=True)
+
+
 @top_k_renorm_probs.check
 def _check(probs: Tensor, k: Tensor) -> None:
     _sampling.check_probs(_OP, probs)

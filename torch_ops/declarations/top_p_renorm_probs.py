@@ -43,6 +43,9 @@ def top_p_renorm_probs(probs: Tensor, p: Tensor) -> Tensor:
     return _sampling.renormalized(probs, row, _sampling.kept(row, None, p), p < 1)
 
 
+top_p_renorm_probs.batch("probs", "p", merge=True)
+
+
 @top_p_renorm_probs.check
 def _check(probs: Tensor, p: Tensor) -> None:
     _sampling.check_probs(_OP, probs)

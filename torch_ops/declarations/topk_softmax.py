@@ -47,6 +47,9 @@ def topk_softmax(logits: Tensor, k: int, renormalize: bool = False) -> tuple[Ten
     return weights.float(), ids.int().contiguous()
 
 
+topk_softmax.batch("logits", merge=True)
+
+
 @topk_softmax.check
 def _check(logits: Tensor, k: int, renormalize: bool = False) -> None:
     checks.float_dtype(_OP, "logits", logits)
