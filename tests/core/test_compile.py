@@ -59,7 +59,9 @@ def runs(op: str, call: Callable[..., Any], args: Arguments) -> list[Tensor]:
 # ------------------------------------------------------------------ every op, every way
 
 
-@pytest.mark.parametrize("way", ["operator", "overload", "callable"])
+@pytest.mark.parametrize(
+    "way", ["operator", pytest.param("overload", marks=pytest.mark.exhaustive), "callable"]
+)
 @pytest.mark.parametrize("op", OPS)
 def test_every_way_of_calling_compiles_whole(op: str, way: str) -> None:
     """The result of eager code, without a graph break, and nothing anew when called again."""

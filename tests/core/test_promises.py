@@ -12,6 +12,7 @@ import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import torch_ops
+from tests.attention import support
 from torch_ops import (
     Backend,
     BackendUnavailableError,
@@ -265,13 +266,13 @@ def test_compiled_code_obeys_and_going_back_compiles_nothing(
 
 def test_layers_obey(state: State, fresh_dynamo: None) -> None:
     state("inductor", batch_invariant=True)
-    layer = Attention(2, 8)
-    q = torch.randn(1, 4, 2, 8)
+    layer = Attention(4, 16, 2, is_causal=True)
+    qkv = support.inputs(layer)
     compiled = torch.compile(layer, backend="eager", fullgraph=True)
     for call in (layer, compiled):
-        assert ran(lambda call=call: call(q, q, q))[0].startswith("torch")  # type: ignore[misc]
+        assert ran(lambda call=call: call(*qkv))[0].startswith("torch")  # type: ignore[misc]
         with torch_ops.use_backend(batch_invariant=True):
-            backend, skipped = ran(lambda call=call: call(q, q, q))  # type: ignore[misc]
+            backend, skipped = ran(lambda call=call: call(*qkv))  # type: ignore[misc]
             assert backend == "inductor"
             assert "not batch_invariant, which use_backend" in dict(skipped)["torch_flash"]
     with torch_ops.use_backend(batch_invariant=True):
@@ -286,7 +287,7 @@ def test_layers_obey(state: State, fresh_dynamo: None) -> None:
         torch_ops.use_backend(batch_invariant=True),
         pytest.raises(BackendUnavailableError, match="not batch_invariant"),
     ):
-        layer(q, q, q)
+        layer(*qkv)
 
 
 def test_a_foreign_package_states_its_promises(install: Install) -> None:
