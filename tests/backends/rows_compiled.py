@@ -27,6 +27,8 @@ TARGETS = {
     "gfx942": ("hip", "gfx942", 64),
     "gfx950": ("hip", "gfx950", 64),
 }
+LAYOUTS = ("sm_90", "gfx942")
+"""Where all that differs by layout alone is compiled: one target of each maker."""
 # Bytes of shared memory of one program: of sm_86 and sm_89, too, which run what is made for sm_80.
 SHARED = {
     "sm_80": 101376, "sm_90": 232448, "sm_100": 232448, "gfx942": 65536, "gfx950": 163840,
@@ -94,8 +96,8 @@ def codes_of(target: str) -> torch.dtype:
     return special.get(target, torch.float8_e4m3fn)
 
 
-def launches(dtype: str, codes: torch.dtype) -> list[Launch]:
-    """Give every kernel for a dtype, and once, for bfloat16, what differs by layout alone."""
+def launches(dtype: str, codes: torch.dtype, layouts: bool = True) -> list[Launch]:
+    """Give every kernel for a dtype, and for bfloat16, if asked for, what differs by layout."""
     kind = getattr(torch, dtype)
     with recorded() as found:
         _norms(kind)
@@ -106,7 +108,7 @@ def launches(dtype: str, codes: torch.dtype) -> list[Launch]:
         _heads(kind)
         if kind != torch.float64:
             _quantized(kind, codes)
-        if kind == torch.bfloat16:
+        if layouts and kind == torch.bfloat16:
             _layouts()
     return found
 
@@ -209,7 +211,7 @@ def run(check: str) -> None:
     """Compile a dtype's launches for a target; raises where one doesn't make machine code."""
     target, dtype = check.split()
     binary = "cubin" if TARGETS[target][0] == "cuda" else "hsaco"
-    found = launches(dtype, codes_of(target))
+    found = launches(dtype, codes_of(target), target in LAYOUTS)
     float8 = {"sizes", "encoded", "_gate_codes"}
     wanted = KERNELS - float8 if dtype == "float64" else KERNELS
     missing = wanted - {launch.name for launch in found}
