@@ -162,8 +162,7 @@ class Bench:
                 if chunk <= LEAST_CHUNK:
                     raise
             chunk = -(-chunk // 2)
-            gc.collect()
-            torch.cuda.empty_cache()
+            self._free()
 
     def _ids(self, load: Load) -> Tensor:
         seeded = torch.Generator().manual_seed(load.length)
@@ -207,6 +206,9 @@ class Bench:
 
     def _clean(self) -> None:
         torch.compiler.reset()
-        gc.collect()
+        self._free()
+
+    def _free(self) -> None:
         if self.device.type == "cuda":
+            gc.collect()
             torch.cuda.empty_cache()
