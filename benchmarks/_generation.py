@@ -148,7 +148,7 @@ class Bench:
     def _generator(self, job: Job, longest: int) -> Generator:
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
-        options = {"prefill": job.prefill, "attention": self._attention}
+        options: dict[str, Any] = {"prefill": job.prefill, "attention": self._attention}
         return job.candidate(self.model, job.load.batch, longest, **options)
 
     def _prompt(self, generator: Generator, ids: Tensor) -> tuple[Tensor, int]:
@@ -193,7 +193,7 @@ class Bench:
         weights = sum(p.nbytes for p in self.model.parameters()) - embeddings.nbytes
         token = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
         kv = token * embeddings.itemsize * batch * length
-        return (weights + kv) / self.copy_tb_s / 1e9
+        return float((weights + kv) / self.copy_tb_s / 1e9)
 
     def _prompt_flops(self, batch: int, length: int) -> float:
         """Count products, of the last tokens alone in the output layer, and visible pairs."""
@@ -202,7 +202,8 @@ class Bench:
         products = 2 * sum(p.numel() for p in layers) * batch * length
         output = 2 * config.vocab_size * config.hidden_size * batch
         pairs = batch * length * (length + 1) / 2 * config.num_hidden_layers
-        return products + output + 4 * config.num_attention_heads * config.head_dim * pairs
+        attention = 4 * config.num_attention_heads * config.head_dim * pairs
+        return float(products + output + attention)
 
     def _clean(self) -> None:
         torch.compiler.reset()

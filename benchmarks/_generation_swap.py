@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
 from collections.abc import Sequence
@@ -52,7 +53,8 @@ def swapped(
     for swap in (True, False, True):
         generator.rewind(lengths)
         if swap:
-            us, token = _measure.timed(lambda: override_attention_backend(model, target), device)
+            override = functools.partial(override_attention_backend, model, target)
+            us, token = _measure.timed(override, device)
             tokens.append(token)
         else:
             us, _ = _measure.timed(tokens.pop().undo, device)
@@ -90,7 +92,7 @@ def _text(generator: Paged, last: Tensor, steps: int) -> _Text:
     found = _Text([], [], [])
     for _ in range(steps):
         column = last[:, None]
-        ms, logits = _measure.timed(lambda column=column: generator.step(column), last.device)
+        ms, logits = _measure.timed(functools.partial(generator.step, column), last.device)
         found.ms.append(ms)
         found.logits.append(logits.clone())  # the next replay writes them anew
         last = logits.argmax(-1)

@@ -17,7 +17,7 @@ PAGE = 16
 DTYPE = torch.bfloat16
 
 
-def build(sizes: dict[str, int], device: torch.device) -> Any:
+def build(sizes: dict[str, Any], device: torch.device) -> Any:
     """Make a Llama of random weights where it runs."""
     config = LlamaConfig(**sizes, tie_word_embeddings=False)
     before = torch.get_default_dtype()
@@ -25,7 +25,7 @@ def build(sizes: dict[str, int], device: torch.device) -> Any:
     try:
         with torch.device(device):
             torch.manual_seed(0)
-            model = LlamaForCausalLM(config)
+            model: Any = LlamaForCausalLM(config)
     finally:
         torch.set_default_dtype(before)
     return model.eval().requires_grad_(False)

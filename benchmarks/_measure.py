@@ -16,7 +16,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-_A, _T = TypeVar("_A"), TypeVar("_T")
+_A = TypeVar("_A")
+_T = TypeVar("_T")
 
 PACKAGES = ("torch", "triton", "flashinfer-python", "sglang-kernel", "transformers")
 _GPU_COPY, _CPU_COPY = 1 << 29, 1 << 26  # bytes; far more than the caches hold

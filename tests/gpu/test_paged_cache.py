@@ -53,7 +53,7 @@ def test_a_decode_step_is_recorded_and_replayed() -> None:
     override_attention_backend(made, "triton")
     expected, plain = decode(made, made, {})
     counters.clear()
-    step = torch.compile(made, fullgraph=True, mode="reduce-overhead")
+    step: Any = torch.compile(made, fullgraph=True, mode="reduce-overhead")
     found, logits = decode(made, step, {})
     assert counters["inductor"]["cudagraph_skips"] == 0
     assert counters["stats"]["unique_graphs"] == 1
@@ -78,7 +78,8 @@ def queued(made: Any, step: Any, *, wait: bool) -> list[list[int]]:
     last, out = logits[14::15].argmax(-1), []
     for number in range(COUNT):
         if number == 6 and not wait:  # a graph is recorded, which waits, too
-            torch.cuda._sleep(1 << 31)  # about a second, in which the other steps are planned
+            wait_on_gpu: Any = torch.cuda._sleep
+            wait_on_gpu(1 << 31)  # about a second, in which the other steps are planned
         cache.plan(sequences, [1] * 3)
         last = step(last[:, None], **{CACHE: cache}).logits[:, 0].argmax(-1)
         out.append(last)
@@ -96,7 +97,7 @@ def test_steps_that_are_queued_ahead_read_their_own_numbers(backend: str) -> Non
         override_attention_backend(made, backend)
     except AttentionOverrideError as error:
         pytest.skip(str(error))
-    step = torch.compile(made, fullgraph=True, mode="reduce-overhead")
+    step: Any = torch.compile(made, fullgraph=True, mode="reduce-overhead")
     expected = queued(made, step, wait=True)
     assert queued(made, step, wait=True) == expected  # recorded by now
     assert queued(made, step, wait=False) == expected
@@ -107,7 +108,7 @@ def test_no_step_waits_for_the_gpu() -> None:
     made = model("Qwen3", **SIZES).to("cuda", torch.bfloat16)
     accelerate(made)
     override_attention_backend(made, "triton")
-    step = torch.compile(made, fullgraph=True, mode="reduce-overhead")
+    step: Any = torch.compile(made, fullgraph=True, mode="reduce-overhead")
     cache = PagedCache(made.config, 64, page_size=16, dtype=torch.bfloat16, device="cuda")
     sequences = [cache.open() for _ in range(ROWS)]
     last = torch.zeros(ROWS, 1, dtype=torch.int64, device="cuda")

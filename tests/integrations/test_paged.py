@@ -223,7 +223,7 @@ def largest_allocation(call: Callable[[], object]) -> int:
     """Bytes of the largest allocation that is made meanwhile."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         call()
-    return max(event.cpu_memory_usage for event in profiler.events())
+    return max(int(event.cpu_memory_usage) for event in profiler.events())
 
 
 @pytest.mark.usefixtures("fresh_dynamo")

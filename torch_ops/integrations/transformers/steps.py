@@ -122,5 +122,5 @@ class Steps:
                 max_pages=self._pool.pages,
             )
             target = torch.zeros(2, rows, dtype=torch.int64, device=self._device)
-            found = self._decodes[rows] = Step(*target, metadata), target
+            found = self._decodes[rows] = Step(target[0], target[1], metadata), target
         return found
