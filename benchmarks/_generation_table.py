@@ -95,7 +95,7 @@ def _check(
 def table(report: _Report) -> str:
     """Format the report for people."""
     versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
-    lines = [f"{report['device']}, {versions}", f"shape {report['shape']}, {report['date']}"]
+    lines = [f"{report['device']}, {versions}", f"shape {report['shape']}, {report['seconds']} s"]
     for title, grid in grids(report):
         widths = [max(len(line[i]) for line in grid) for i in range(len(grid[0]))]
         lines += ["", title]

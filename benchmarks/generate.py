@@ -94,10 +94,9 @@ def run(
     """
     device, started = _measure.device_here(), time.monotonic()
     shape = shape or ("llama3-8b" if device.type == "cuda" else "tiny")
-    now = dt.datetime.now(dt.UTC)
+    now = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
     report: dict[str, Any] = {
-        "benchmark": "generate", "command": " ".join(["python -m benchmarks", *sys.argv[1:]]),
-        "date": now.date().isoformat(), **_measure.machine(device), "shape": shape, "rows": [],
+        "benchmark": "generate", **_measure.machine(device), "shape": shape, "rows": [],
         "not_measured": [], "left_out": [] if device.type == "cuda" else list(LEFT_OUT),
     }  # fmt: skip
     waiting = list(_jobs(shape, workload or list(LOADS[shape])))
@@ -106,7 +105,7 @@ def run(
         with torch.no_grad(), _measure.limited(limit):
             bench = Bench(SHAPES[shape], device, steps, attention, swap_to)
             while waiting:
-                row = {**bench.measure(waiting[0]), "run": now.isoformat(timespec="seconds")}
+                row = {**bench.measure(waiting[0]), "run": now}
                 _note(report, row, rows)
                 del waiting[0]
     except _measure.OutOfTimeError:

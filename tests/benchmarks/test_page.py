@@ -68,3 +68,26 @@ def test_small_calls_have_no_bars(tmp_path: Path) -> None:
     rows = [{**ROW, "bytes": 1 << 10, "cells": {**CELLS}}]
     texts = made(tmp_path, a={"machine": "A", "versions": VERSIONS, "ops": {**OPS, "rows": rows}})
     assert list(texts) == ["B.md"]
+
+
+def test_what_failed_is_shown_as_that(tmp_path: Path) -> None:
+    ours = {
+        "workload": "b1x1k", "candidate": "ours", "run": "1", "ms": 5.0, "floor_ms": 4.0,
+        "ratio": 1.25, "first_token_ms": 30.0, "peak_gib": 17.0, "attention": "triton",
+    }  # fmt: skip
+    rows = [
+        {**ours, "candidate": "transformers compiled", "ms": 6.0, "ratio": 1.5, "attention": ""},
+        ours,
+        {"workload": "b64x2k", "candidate": "ours", "error": "X: a | b"},
+        {"workload": "prefill8k", "candidate": "ours", "error": "Y: c"},
+        {"workload": "swap", "candidate": "ours", "error": "Z: d"},
+    ]
+    report = {"benchmark": "generate", "device": "C", "versions": VERSIONS, "rows": rows}
+    texts = made(tmp_path, c=report)
+    lines = texts["B.md"].splitlines()
+    assert "| b1x1k | ours | 5.00 | 4.00 | 1.25 | 1.20x | 30.0 | 17.0 | triton |" in lines
+    assert "| b64x2k | ours | X: a \\| b |  |  |  |  |  |  |" in lines
+    assert "| prefill8k | ours | Y: c |  |  |  |" in lines
+    assert "| error | Z: d |" in lines
+    assert ">b1x1k</text>" in texts["c-generate.svg"]
+    assert ">b64x2k</text>" not in texts["c-generate.svg"]
