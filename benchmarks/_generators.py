@@ -130,11 +130,15 @@ class Paged(Generator):
 
     def __init__(self, model: Any, batch: int, longest: int, **options: Any) -> None:
         self.report = accelerate(model, attention=options.get("attention"))
-        super().__init__(model, batch, longest, **options)
-        self._decode = compiled(model)
-        pages = batch * -(-longest // PAGE)
-        where = {"dtype": DTYPE, "device": model.device}
-        self.cache = PagedCache(model.config, pages, page_size=PAGE, **where)
+        try:
+            super().__init__(model, batch, longest, **options)
+            self._decode = compiled(model)
+            pages = batch * -(-longest // PAGE)
+            where = {"dtype": DTYPE, "device": model.device}
+            self.cache = PagedCache(model.config, pages, page_size=PAGE, **where)
+        except BaseException:
+            self.report.undo()
+            raise
         self.sequences: list[int] = []
 
     def start(self) -> None:

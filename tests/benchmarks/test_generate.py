@@ -80,7 +80,10 @@ def test_a_small_run(counters: list[CompileCounterWithBackend], tmp_path: Path) 
     assert {check["what"] for check in report["checks"]} >= {"largest difference of logits"}
 
 
-def test_a_candidate_that_fails_is_a_row(counters: list[CompileCounterWithBackend]) -> None:
+def test_a_candidate_that_fails_is_a_row(
+    counters: list[CompileCounterWithBackend], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from benchmarks import _generators
     from benchmarks._generation import Job, Load
     from benchmarks._generators import Eager, Paged
 
@@ -93,6 +96,11 @@ def test_a_candidate_that_fails_is_a_row(counters: list[CompileCounterWithBacken
     with torch.no_grad():
         row = made.measure(Job("decode", "b1x1k", Load(1, 8), "x", Failing))
         good = made.measure(Job("decode", "b1x1k", Load(1, 8), "y", Eager))
+        monkeypatch.setattr(_generators, "PAGE", 0)
+        early = made.measure(Job("decode", "b1x1k", Load(1, 8), "z", Paged))
+    assert early["error"].startswith("ZeroDivisionError: ")
+    assert "difference" not in row
+    assert good["difference"] == 0
     assert row["error"] == "RuntimeError: broken off"
     assert good["ms"] > 0
     assert type(made.model.model.layers[0].self_attn) is untouched
@@ -128,7 +136,7 @@ def test_what_is_not_reached_is_listed() -> None:
 
     report = generate.run(seconds=0.002)
     assert report["rows"] == []
-    assert report["not_measured"][0] == "b1x1k, transformers eager: not reached within 0.001 s"
+    assert report["not_measured"][0] == "b64x2k, transformers eager: not reached within 0.001 s"
     assert len(report["not_measured"]) == 14
     assert not report["ok"]
     assert "not measured: swap, ours" in generate.table(report)
