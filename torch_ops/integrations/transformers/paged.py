@@ -130,7 +130,8 @@ class PagedCache(Cache):
         """Say which sequences the next forward continues, by how many tokens each.
 
         Its input is these tokens, one sequence after the other, in any shape: ``[1, T]``, or
-        ``[B, 1]``. A plan that no forward followed is taken back.
+        ``[B, 1]``. A plan that no forward followed is taken back. The GPU isn't waited for: a step
+        may be planned while the one before runs, on the same stream.
 
         Args:
             sequences: Numbers of open sequences, each once.
