@@ -9,6 +9,7 @@ their names.
 from __future__ import annotations
 
 import argparse
+import datetime as dt
 import importlib
 import json
 import pkgutil
@@ -39,7 +40,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = vars(parser.parse_args(words))
     name, as_json, path = (options.pop(key) for key in ("name", "json", "save"))
     module = module or importlib.import_module(f"benchmarks.{name}")
-    report = module.run(**options)
+    today = dt.datetime.now(dt.UTC).date().isoformat()
+    origin = {"command": " ".join(["python -m benchmarks", *words]), "date": today}
+    report = {**module.run(**options), **origin}
     text = json.dumps(report, indent=2)
     print(text if as_json else module.table(report))
     if path:

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.metadata
+import itertools
 import os
 import platform
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-PACKAGES = ("torch", "triton", "flashinfer-python", "sglang-kernel")
+_A = TypeVar("_A")
+_T = TypeVar("_T")
+
+PACKAGES = ("torch", "triton", "flashinfer-python", "sglang-kernel", "transformers")
 _GPU_COPY, _CPU_COPY = 1 << 29, 1 << 26  # bytes; far more than the caches hold
 
 
@@ -72,6 +77,40 @@ def least(
             if device.type == "cuda":
                 torch.cuda.synchronize()
     return best
+
+
+def timed(call: Callable[[], _T], device: torch.device) -> tuple[float, _T]:
+    """Give the milliseconds of a call, with what it leaves to the GPU, and its result."""
+    synchronize = torch.cuda.synchronize if device.type == "cuda" else _nothing
+    synchronize()
+    start = time.perf_counter()
+    result = call()
+    synchronize()
+    return (time.perf_counter() - start) * 1e3, result
+
+
+def _nothing() -> None:
+    """There is nothing to wait for."""
+
+
+def steps_ms(
+    step: Callable[[_A], _T], inputs: Sequence[_A], device: torch.device
+) -> tuple[list[float], _T]:
+    """Give the milliseconds of each step, one queued behind the other, and the last result.
+
+    On a GPU they are from one step's end to the next one's: nobody waits for the host in between,
+    unless the step does.
+    """
+    if device.type != "cuda":
+        pairs = [timed(functools.partial(step, each), device) for each in inputs]
+        return [ms for ms, _ in pairs], pairs[-1][1]
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(len(inputs) + 1)]
+    events[0].record()
+    for event, each in zip(events[1:], inputs, strict=True):
+        result = step(each)
+        event.record()
+    torch.cuda.synchronize()
+    return [one.elapsed_time(other) for one, other in itertools.pairwise(events)], result
 
 
 def copy_rate(device: torch.device) -> float:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import functools
 import statistics
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -189,24 +188,13 @@ def _times(
     for _ in range(TURNS):
         for name, call in compiled.items():
             steps = functools.partial(_repeat, call, inputs)
-            times[name].append(_timed(steps, device))
+            times[name].append(_measure.timed(steps, device)[0])
     return {name: round(statistics.median(own) / STEPS, 4) for name, own in times.items()}
 
 
 def _repeat(call: Callable[..., Tensor], inputs: tuple[Any, ...]) -> None:
     for _ in range(STEPS):
         call(*inputs)
-
-
-def _timed(call: Callable[[], Any], device: torch.device) -> float:
-    """Give the milliseconds of a call, what it leaves to the GPU included."""
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    start = time.perf_counter()
-    call()
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    return (time.perf_counter() - start) * 1e3
 
 
 def _swaps(
@@ -221,11 +209,11 @@ def _swaps(
     rows: dict[str, Any] = {"to": other, "override_us": [], "first_step_ms": [], "step_ms": []}
     for target in (other, backend) * 3:
         swap = functools.partial(override_attention_backend, model, target)
-        rows["override_us"].append(round(_timed(swap, device) * 1e3, 1))
-        rows["first_step_ms"].append(round(_timed(lambda: call(*inputs), device), 3))
+        rows["override_us"].append(round(_measure.timed(swap, device)[0] * 1e3, 1))
+        rows["first_step_ms"].append(round(_measure.timed(lambda: call(*inputs), device)[0], 3))
         _repeat(call, inputs)
         rows["step_ms"].append(
-            round(_timed(functools.partial(_repeat, call, inputs), device) / STEPS, 3)
+            round(_measure.timed(functools.partial(_repeat, call, inputs), device)[0] / STEPS, 3)
         )
     return rows
 

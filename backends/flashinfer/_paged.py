@@ -45,6 +45,7 @@ class Plan:
         )
         if tables.decodes:  # a row for each sequence; FlashInfer else takes those planned first
             self._wrapper._max_total_num_rows = tables.kv_last_page_len.shape[0]
+        self._copied: torch.cuda.Event | None = None
 
     def update(self, metadata: AttentionMetadata) -> None:
         """Plan the metadata's numbers.
@@ -56,6 +57,8 @@ class Plan:
         for queries, keys in zip(metadata.query_lens, metadata.kv_lens, strict=True):
             if queries > (keys if spec.is_causal or not keys else queries):
                 _refuse(f"{queries} queries of {keys} keys (supported: at most as many)")
+        if self._copied is not None:  # FlashInfer writes to where the last plan is copied from
+            self._copied.synchronize()
         self._wrapper.plan(
             host.qo_indptr,
             host.kv_indptr,
@@ -70,6 +73,9 @@ class Plan:
             sm_scale=spec.scale,
             q_data_type=self._dtype,
         )
+        if metadata.tables.qo_indptr.is_cuda:
+            self._copied = torch.cuda.Event()
+            self._copied.record()
 
     def run(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attend.

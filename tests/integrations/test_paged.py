@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch.profiler import ProfilerActivity, profile
 
 import torch_ops
 from torch_ops.errors import TorchOpsError
@@ -218,13 +219,20 @@ def test_bfloat16_pages() -> None:
     support.assert_as_accurate(made(ids, **{CACHE: cache}).logits, plain, truth)
 
 
+def largest_allocation(call: Callable[[], object]) -> int:
+    """Bytes of the largest allocation that is made meanwhile."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        call()
+    return max(int(event.cpu_memory_usage) for event in profiler.events())
+
+
 @pytest.mark.usefixtures("fresh_dynamo")
-def test_one_graph_serves_twenty_steps() -> None:
+def test_one_graph_serves_twenty_steps_and_copies_no_cache() -> None:
     made = model("Qwen3", num_hidden_layers=1)
     prompts = [tokens(1, n, seed=n)[0] for n in (5, 3)]
     expected = [alone(made, prompt, 21) for prompt in prompts]
     accelerate(made)
-    cache, counter = paged(made), CompileCounterWithBackend("inductor")
+    cache, counter = paged(made, 4096), CompileCounterWithBackend("inductor")
     step: Any = torch.compile(made, fullgraph=True, backend=counter)
     sequences = [cache.open(), cache.open()]
     cache.plan(sequences, [5, 3])
@@ -242,6 +250,11 @@ def test_one_graph_serves_twenty_steps() -> None:
                 out[i].append(int(chosen[row]))
     assert out == expected
     assert counter.frame_count == 1
+    cache.plan(sequences, [1, 1], rows=3)
+    keys, last = cache.layers[0].keys, torch.zeros(3, 1, dtype=torch.long)
+    with torch.no_grad():
+        assert largest_allocation(lambda: run(step, cache, last)) < keys.nbytes / 8
+    assert largest_allocation(keys.clone) >= keys.nbytes
 
 
 def test_layers_that_are_not_accelerated_refuse_it() -> None:

@@ -8,7 +8,7 @@ import itertools
 import operator
 import weakref
 from array import array
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn
 
@@ -189,6 +189,9 @@ class AttentionMetadata:
     ) -> None:
         """Take the numbers of the next step; the batch may be smaller, the rest is empty then.
 
+        On a GPU this is queued on the current stream, where what ran before still reads the old
+        numbers; other streams have to wait for it.
+
         Args:
             query_lens: Queries of each sequence.
             kv_lens: Keys of each sequence.
@@ -217,7 +220,9 @@ class AttentionMetadata:
             bounds.append(_indptr([len(own) for own in pages], rest))
             tails = [(length - 1) % size + 1 if length else 0 for length in lens[1]]
             bounds.append(array("i", [*tails, *[0] * rest]))
-        numbers = torch.frombuffer(array("i", itertools.chain(*bounds, listed)), dtype=torch.int32)
+        for part in (*bounds[1:], listed):
+            bounds[0].extend(part)
+        numbers = self._staged(torch.frombuffer(bounds[0], dtype=torch.int32))
         before = self._numbers, self.query_lens, self.kv_lens
         try:
             self._take(numbers, *lens)
@@ -225,11 +230,18 @@ class AttentionMetadata:
             self._take(*before)
             raise
 
+    def _staged(self, numbers: Tensor) -> Tensor:
+        """Put numbers where a GPU copies them from while the host goes on.
+
+        They are new at each plan, so that none is overwritten which is still to be copied.
+        """
+        return numbers.pin_memory() if self._buffer.is_cuda else numbers
+
     def _take(self, numbers: Tensor, query_lens: tuple[int, ...], kv_lens: tuple[int, ...]) -> None:
         """Put numbers where graphs read them, and plan what backends keep for them."""
         self._numbers, self.query_lens, self.kv_lens = numbers, query_lens, kv_lens
         self.host, self.judged = self._split(numbers), set()
-        self._buffer[: numbers.numel()].copy_(numbers)
+        self._buffer[: numbers.numel()].copy_(numbers, non_blocking=True)
         for prepared, state in self._plans.values():
             prepared.plan(self, state)
 
@@ -262,11 +274,12 @@ class AttentionMetadata:
             _refuse(name, list(lens), f"lengths from 0 to {most}, as allocated")
         return numbers
 
-    def _checked_pages(self, kv_lens: tuple[int, ...], pages: Pages | None) -> Iterable[int]:
+    def _checked_pages(self, kv_lens: tuple[int, ...], pages: Pages | None) -> array[int]:
         if (pages is None) == (self.kind == "paged"):
             _refuse("pages", pages, "lists of pages" if pages is None else "None for ragged calls")
+        listed = array("i")
         if pages is None:
-            return ()
+            return listed
         size = self.page_size or 1
         if len(pages) != len(kv_lens):
             _refuse("pages", f"of {len(pages)} sequences", f"{len(kv_lens)}, as kv_lens")
@@ -274,10 +287,12 @@ class AttentionMetadata:
             if len(own) != -(-length // size):
                 accepted = f"{-(-length // size)} pages of {size} tokens for {length} keys"
                 _refuse(f"pages[{index}]", f"of {len(own)} pages", accepted)
-        listed = array("i", itertools.chain.from_iterable(pages))
+            # One like it is copied as a whole: a step of 64 x 2048 tokens lists 8192 pages.
+            alike = isinstance(own, array) and own.typecode == listed.typecode
+            listed.extend(own if alike else iter(own))
         if len(listed) > self._max_pages:
             _refuse("pages", f"of {len(listed)} pages", f"at most {self._max_pages}, as allocated")
-        if listed and not (min(listed) >= 0 and max(listed) < self._num_pages):
+        if listed and not _all_below(listed, self._num_pages):
             wrong = next(page for page in listed if not 0 <= page < self._num_pages)
             _refuse("pages", f"with page {wrong}", f"pages 0 to {self._num_pages - 1}")
         return listed
@@ -307,6 +322,7 @@ def _apart(plan: Callable[[], Any], device: torch.device) -> Any:
     """
 
     def planned() -> Any:
+        torch.cuda.synchronize(device)  # the numbers come by another stream
         with torch.no_grad(), torch.cuda.device(device):
             made = plan()
         torch.cuda.synchronize(device)  # other streams may read it next
@@ -336,6 +352,11 @@ def most(step: Tensor) -> tuple[int, int]:
 
 def _most(given: int | None, lens: Sequence[int]) -> int:
     return max(lens, default=0) if given is None else given
+
+
+def _all_below(numbers: array[int], end: int) -> bool:
+    least, most = torch.frombuffer(numbers, dtype=torch.int32).aminmax()
+    return bool(least >= 0) and bool(most < end)
 
 
 def _indptr(lens: Sequence[int], rest: int) -> array[int]:

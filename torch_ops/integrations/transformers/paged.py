@@ -130,7 +130,8 @@ class PagedCache(Cache):
         """Say which sequences the next forward continues, by how many tokens each.
 
         Its input is these tokens, one sequence after the other, in any shape: ``[1, T]``, or
-        ``[B, 1]``. A plan that no forward followed is taken back.
+        ``[B, 1]``. A plan that no forward followed is taken back. The GPU isn't waited for: a step
+        may be planned while the one before runs, on the same stream.
 
         Args:
             sequences: Numbers of open sequences, each once.
@@ -147,7 +148,9 @@ class PagedCache(Cache):
         self.drop_plan()
         rows = self._checked(sequences, counts, rows)
         total = sum(counts)
-        self._plan(sequences, counts, [*range(total), *[-1] * (rows - total)])
+        places = torch.arange(rows)
+        places[total:] = -1
+        self._plan(sequences, counts, places)
         self._new_columns = None
 
     def drop_plan(self) -> None:
@@ -182,7 +185,7 @@ class PagedCache(Cache):
         self,
         sequences: Sequence[int],
         counts: Sequence[int],
-        places: list[int],
+        places: Tensor,
     ) -> None:
         """Grow the sequences and describe the step, or change nothing.
 
@@ -241,7 +244,7 @@ class PagedCache(Cache):
         opened = [] if self._batch else [self.open() for _ in range(batch)]
         sequences, counts = opened or self._batch, real.sum(1).tolist()
         some = [(s, n) for s, n in zip(sequences, counts, strict=True) if n]
-        places = real.flatten().long().cumsum(0).sub(1).masked_fill(~real.flatten(), -1).tolist()
+        places = real.flatten().long().cumsum(0).sub(1).masked_fill(~real.flatten(), -1)
         try:
             self._checked([s for s, _ in some], [n for _, n in some], None)
             self._plan([s for s, _ in some], [n for _, n in some], places)

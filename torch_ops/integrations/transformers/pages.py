@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -29,7 +30,7 @@ class OutOfPagesError(TorchOpsError, RuntimeError):
 class Held:
     """What a sequence holds: its pages in the order of its tokens, and how many tokens."""
 
-    pages: list[int] = field(default_factory=list)
+    pages: array[int] = field(default_factory=lambda: array("i"))
     length: int = 0
 
 
