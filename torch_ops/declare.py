@@ -152,7 +152,7 @@ class Declaration:
         return function
 
     def backward(
-        self, op: str, *, saves: tuple[str, ...]
+        self, op: str, *, saves: tuple[str, ...], constants: tuple[str, ...] = ()
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Set how gradients come about: by another op, on the backend that ran forward.
 
@@ -162,6 +162,8 @@ class Declaration:
         Args:
             op: The op that computes them; its backends are those with a backward.
             saves: Arguments by name, and outputs as ``out0``, that are kept for it.
+            constants: Tensor arguments that have no gradient. A call in which one of them
+                requires grad is refused.
 
         Raises:
             DeclarationError: the op writes its arguments, or saves what it doesn't have.
@@ -173,12 +175,18 @@ class Declaration:
                 f"op {self.name!r}: a backward that saves {list(saves)} (accepted: of an op that "
                 f"mutates nothing, tensors among {known})"
             )
+        unknown = [name for name in constants if name not in self.tensor_arguments]
+        if unknown:
+            raise DeclarationError(
+                f"op {self.name!r}: a backward with the constants {list(constants)} (accepted: "
+                f"tensor arguments, among {list(self.tensor_arguments)})"
+            )
 
         def declare(function: Callable[..., Any]) -> Callable[..., Any]:
             from torch_ops import runtime
             from torch_ops.training import Gradient
 
-            self.gradient = Gradient(op, saves, function)
+            self.gradient = Gradient(op, saves, function, constants)
             self.differentiable = True
             runtime.differentiate(self)
             policy.invalidate()
@@ -212,7 +220,7 @@ class Declaration:
         parts = [COMPILED, self.name, self.schema, repr(self.contract), repr(self.mutates)]
         functions = [self.reference, self.faker]
         if self.gradient is not None:
-            parts += [self.gradient.op, repr(self.gradient.saves)]
+            parts += [self.gradient.op, repr(self.gradient.saves), repr(self.gradient.constants)]
             functions.append(self.gradient.function)
         for function in functions:
             if isinstance(function, types.FunctionType):

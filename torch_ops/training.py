@@ -43,11 +43,13 @@ class Gradient(NamedTuple):
         saves: Names of the tensors that are kept until then.
         function: Takes `Run`, the outputs' gradients and `Saved`; gives a gradient, or None, for
             each tensor argument.
+        constants: Arguments without a gradient: none of them may require one.
     """
 
     op: str
     saves: tuple[str, ...]
     function: Callable[[Run, Sequence[Tensor], Saved], Sequence[Tensor | None]]
+    constants: tuple[str, ...] = ()
 
 
 def refuse(op: str, backend: str | None = None) -> NoBackwardError:
@@ -59,6 +61,17 @@ def refuse(op: str, backend: str | None = None) -> NoBackwardError:
         f"op {op!r}: an input requires grad and {who} a backward (accepted: inputs without grad, "
         f"or calls under torch.no_grad() or torch.inference_mode(){others}); detach the input or "
         "leave grad mode",
+        op=op,
+    )
+
+
+def _refuse_constant(declaration: Any, argument: str) -> NoBackwardError:
+    op, constants = declaration.name, declaration.gradient.constants
+    others = [name for name in declaration.tensor_arguments if name not in constants]
+    return NoBackwardError(
+        f"op {op!r}: argument {argument!r} requires grad, and the op has gradients of "
+        f"{listing(others)} alone (accepted: {argument}.detach(), or calls under torch.no_grad() "
+        "or torch.inference_mode())",
         op=op,
     )
 
@@ -153,6 +166,8 @@ def kernel(
     overload = "backend" if named else "default"
     defaults = [parameter.default for parameter in declaration.signature.parameters.values()]
     count, absent, looked = familiar.tensors, familiar.absent, familiar.looks.get
+    places = {name: index for index, name in enumerate(declaration.signature.parameters)}
+    constants = [(name, places[name]) for name in declaration.gradient.constants]
 
     def autograd(*args: Any) -> Any:
         if not _modes() and not named and familiar.possible:
@@ -177,6 +192,9 @@ def kernel(
             registry.find(op, backend)
         args = (*args, *defaults[len(args) :])
         declaration.checker(*args)
+        for name, place in constants:
+            if _any_requires_grad(args[place]):
+                raise _refuse_constant(declaration, name)
         return apply(declaration, _chosen(op, backend, args), *args)
 
     return autograd
