@@ -18,6 +18,7 @@ from torch_ops.errors import NoBackwardError, listing
 from torch_ops.familiar import Familiar
 from torch_ops.platform import Platform, platform_of
 from torch_ops.registry import registry
+from torch_ops.spec import KernelSpec
 
 __all__ = ["Gradient", "Run", "Saved", "kernel", "refuse"]
 
@@ -44,18 +45,33 @@ class Gradient(NamedTuple):
         function: Takes `Run`, the outputs' gradients and `Saved`; gives a gradient, or None, for
             each tensor argument.
         constants: Arguments without a gradient: none of them may require one.
+        forward: The op that runs forward in the declared one's place, with more outputs; None if
+            that itself does.
+        sparse: Whether an output without a gradient has None in its place, instead of zeros.
+        whole: Whether calls with gradients never dissolve in compiled graphs.
     """
 
     op: str
     saves: tuple[str, ...]
-    function: Callable[[Run, Sequence[Tensor], Saved], Sequence[Tensor | None]]
+    function: Callable[[Run, Sequence[Any], Saved], Sequence[Tensor | None]]
     constants: tuple[str, ...] = ()
+    forward: str | None = None
+    sparse: bool = False
+    whole: bool = False
+
+    def needs(self, backend: str) -> list[KernelSpec] | None:
+        """Give the specs that a backend must have beside the op's own; None if it lacks one."""
+        ops = [self.op] if self.forward is None else [self.op, self.forward]
+        found = [spec for op in ops for spec in registry.get(op) if spec.backend.value == backend]
+        return found if len(found) == len(ops) else None
 
 
 def refuse(op: str, backend: str | None = None) -> NoBackwardError:
     """Build the error for inputs that require grad where nothing has a backward."""
     who = "no backend of the op has" if backend is None else f"backend {backend!r} doesn't have"
-    able = [spec.backend.value for spec in registry.get(op) if _by_of(op, spec.backend.value)]
+    names = [spec.backend.value for spec in registry.get(op)]
+    gradient = _gradient_of(op)
+    able = [name for name in names if gradient is not None and gradient.needs(name)]
     others = f"; backends with one: {listing(able)}" if able and backend is not None else ""
     return NoBackwardError(
         f"op {op!r}: an input requires grad and {who} a backward (accepted: inputs without grad, "
@@ -76,13 +92,11 @@ def _refuse_constant(declaration: Any, argument: str) -> NoBackwardError:
     )
 
 
-def _by_of(op: str, backend: str) -> Any:
-    """Give the spec of the backward that a backend has, None where it has none."""
+def _gradient_of(op: str) -> Gradient | None:
     from torch_ops.declarations import catalogue
 
-    gradient = catalogue()[op].gradient if op in catalogue() else None
-    specs = () if gradient is None else registry.get(gradient.op)
-    return next((spec for spec in specs if spec.backend.value == backend), None)
+    declaration = catalogue().get(op)
+    return None if declaration is None else declaration.gradient
 
 
 def choose(op: str, platform: Platform, backend: str | None, args: Sequence[Any] | None) -> str:
@@ -102,10 +116,12 @@ def choose(op: str, platform: Platform, backend: str | None, args: Sequence[Any]
     row = tuning.row_of(op, platform, args) if args is not None and backend is None else None
     scope = policy.current_scope()
     plan = selector.make_plan(op, platform, backend=backend, scope=scope, args=args, row=row)
+    gradient = _gradient_of(op)
+    assert gradient is not None
     for spec in plan.specs:
         name = spec.backend.value
-        by = _by_of(op, name)
-        if by is None or selector.static_reasons(by, platform):
+        needed = gradient.needs(name)
+        if needed is None or any(selector.static_reasons(by, platform) for by in needed):
             continue
         loaded = selector.load(plan, spec)
         if not isinstance(loaded, kernels.Kernel):
@@ -120,18 +136,19 @@ class _Node(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, declaration: Any, backend: str, *args: Any) -> Any:
-        names = list(declaration.signature.parameters)
-        operator = getattr(torch.ops.torch_ops, declaration.name).backend
+        names, gradient = list(declaration.signature.parameters), declaration.gradient
+        operator = getattr(torch.ops.torch_ops, gradient.forward or declaration.name).backend
         with torch._C._AutoDispatchBelowAutograd():
             result = operator(*args, backend)
         outputs = (result,) if isinstance(result, Tensor) else tuple(result)
         values = dict(zip(names, args, strict=True))
         values |= {f"out{index}": output for index, output in enumerate(outputs)}
-        kept = [name for name in declaration.gradient.saves if values[name] is not None]
+        kept = [name for name in gradient.saves if values[name] is not None]
+        ctx.set_materialize_grads(not gradient.sparse)
         ctx.save_for_backward(*(values[name] for name in kept))
         ctx.kept, ctx.declaration, ctx.backend = kept, declaration, backend
         ctx.rest = {n: v for n, v in values.items() if not isinstance(v, Tensor)}
-        return result
+        return outputs[0] if declaration.outputs == 1 else outputs[: declaration.outputs]
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
