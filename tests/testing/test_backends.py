@@ -13,7 +13,8 @@ from torch_ops.testing.verify import verify
 DTYPES = ("float32", "bfloat16")
 ONE = {
     "fused_experts": "bfloat16", "moe_align_block_size": "int32",
-    "apply_rope_": "bfloat16", "attention_with_lse": "float32", "fused_add_rms_norm_": "float32",
+    "apply_rope_": "bfloat16", "attention_backward": "bfloat16", "attention_with_lse": "float32",
+    "fused_add_rms_norm_": "float32",
     "gelu_and_mul_backward": "float32", "gelu_tanh_and_mul_backward": "bfloat16",
     "silu_and_mul_backward": "float16",
     "gelu_tanh_and_mul": "float32", "gemma_fused_add_rms_norm": "bfloat16",
