@@ -66,15 +66,22 @@ class Gradient(NamedTuple):
         return found if len(found) == len(ops) else None
 
 
-def refuse(op: str, backend: str | None = None) -> NoBackwardError:
-    """Build the error for inputs that require grad where nothing has a backward."""
+def refuse(op: str, backend: str | None = None, unusable: Sequence[str] = ()) -> NoBackwardError:
+    """Build the error for inputs that require grad where nothing has a backward.
+
+    Args:
+        op: The op.
+        backend: The one that somebody asked for.
+        unusable: Why backwards that there are can't be used.
+    """
     who = "no backend of the op has" if backend is None else f"backend {backend!r} doesn't have"
     names = [spec.backend.value for spec in registry.get(op)]
     gradient = _gradient_of(op)
     able = [name for name in names if gradient is not None and gradient.needs(name)]
     others = f"; backends with one: {listing(able)}" if able and backend is not None else ""
+    why = f" that is usable here: {'; '.join(unusable)}" if unusable else ""
     return NoBackwardError(
-        f"op {op!r}: an input requires grad and {who} a backward (accepted: inputs without grad, "
+        f"op {op!r}: an input requires grad and {who} a backward{why} (accepted: inputs without grad, "
         f"or calls under torch.no_grad() or torch.inference_mode(){others}); detach the input or "
         "leave grad mode",
         op=op,
@@ -118,17 +125,22 @@ def choose(op: str, platform: Platform, backend: str | None, args: Sequence[Any]
     plan = selector.make_plan(op, platform, backend=backend, scope=scope, args=args, row=row)
     gradient = _gradient_of(op)
     assert gradient is not None
+    unusable: list[str] = []
     for spec in plan.specs:
         name = spec.backend.value
         needed = gradient.needs(name)
-        if needed is None or any(selector.static_reasons(by, platform) for by in needed):
+        if needed is None:
+            continue
+        reasons = [why for by in needed for why in selector.static_reasons(by, platform)]
+        if reasons:
+            unusable += [f"{name}: {why}" for why in reasons]
             continue
         loaded = selector.load(plan, spec)
         if not isinstance(loaded, kernels.Kernel):
             continue
         if plan.explicit or args is not None or loaded.supports is None:
             return name
-    raise refuse(op, plan.specs[0].backend.value if plan.explicit else None)
+    raise refuse(op, plan.specs[0].backend.value if plan.explicit else None, unusable)
 
 
 class _Node(torch.autograd.Function):

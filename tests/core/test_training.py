@@ -21,7 +21,7 @@ PLAIN: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_tanh_and_mul": lambda g: functional.gelu(g, approximate="tanh"),
 }
 OPS = sorted(PLAIN)
-OTHERS = ["apply_rope"]
+OTHERS = ["apply_rope", "attention", "attention_with_lse"]
 """Their tests are in files of their own."""
 
 
