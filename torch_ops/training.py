@@ -81,9 +81,9 @@ def refuse(op: str, backend: str | None = None, unusable: Sequence[str] = ()) ->
     others = f"; backends with one: {listing(able)}" if able and backend is not None else ""
     why = f" that is usable here: {'; '.join(unusable)}" if unusable else ""
     return NoBackwardError(
-        f"op {op!r}: an input requires grad and {who} a backward{why} (accepted: inputs without grad, "
-        f"or calls under torch.no_grad() or torch.inference_mode(){others}); detach the input or "
-        "leave grad mode",
+        f"op {op!r}: an input requires grad and {who} a backward{why} (accepted: inputs without "
+        f"grad, or calls under torch.no_grad() or torch.inference_mode(){others}); detach the "
+        "input or leave grad mode",
         op=op,
     )
 
