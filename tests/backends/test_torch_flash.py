@@ -45,7 +45,7 @@ def forward(
 ) -> tuple[Any, ...]:
     """Tell what the forward kernel gives: its LSE is ``[B, H, S]``; without ragged bounds."""
     assert dropout == 0.0
-    out, lse = reference(*map(by_rows, (q, k, v)), is_causal, scale, -1, 0.0)
+    out, lse = reference(by_rows(q), by_rows(k), by_rows(v), is_causal, scale, -1, 0.0)
     state = torch.zeros(2, dtype=torch.uint64)
     return (
         out.transpose(1, 2), lse.transpose(1, 2).contiguous(), None, None,
@@ -223,22 +223,29 @@ def test_the_kernels_of_sdpa_run_on_a_gpu_and_as_much_is_kept(marked: None) -> N
     tensors = made((2, 512, 512, 8, 8, 64), torch.bfloat16, "cuda")
 
     def by_hand(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        rows = (t.transpose(1, 2) for t in (q, k, v))
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
         with sdpa.sdpa_kernel(sdpa.SDPBackend.FLASH_ATTENTION):
-            return functional.scaled_dot_product_attention(*rows, is_causal=True).transpose(1, 2)
+            return functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
 
-    names, bytes_kept = [], []
+    names, sizes = [], []
     for call in (by_hand, lambda *args: ops.attention(*args, True, backend="torch")):
-        kept: list[Tensor] = []
-        with torch.autograd.graph.saved_tensors_hooks(
-            lambda t, kept=kept: kept.append(t) or t, lambda t: t
-        ):  # type: ignore[misc]
-            call(*tensors)
-        bytes_kept.append(sum(t.untyped_storage().nbytes() for t in kept))
+        sizes.append(kept_bytes(call, tensors))
         with profile(activities=[ProfilerActivity.CUDA]) as seen:
             torch.autograd.grad(call(*tensors).sum(), tensors)
             torch.cuda.synchronize()
-        found = {e.name.split("<")[0] for e in seen.events() if "flash" in e.name}
-        names.append(found)
+        names.append({e.name.split("<")[0] for e in seen.events() if "flash" in e.name})
     assert names[0] == names[1] != set()
-    assert bytes_kept[1] <= bytes_kept[0]
+    assert sizes[1] <= sizes[0]
+
+
+def kept_bytes(call: Callable[..., Tensor], tensors: list[Tensor]) -> int:
+    kept: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        call(*tensors)
+    return sum(kept.values())

@@ -118,7 +118,8 @@ def _swapped(trial: Trial) -> Sequence[Pair] | None:
         return None
 
     def turned(x: Tensor) -> Tensor:
-        return x.unflatten(2, (kv_heads, -1)).flip(0, 2).flatten(2, 3).contiguous()
+        groups: Tensor = x.unflatten(2, (kv_heads, -1))
+        return groups.flip(0, 2).flatten(2, 3).contiguous()
 
     names = [n for n, a in trial.args.items() if isinstance(a, Tensor)]
     changes = {n: turned(trial.args[n]) for n in names}

@@ -7,6 +7,7 @@ With ``dp = grad v'``, ``x = dp - sum(p dp) + grad_lse`` and ``ds = p x``: ``dq 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -29,6 +30,7 @@ ARGUMENTS = (
     "is_causal", "scale", "window_left", "logits_soft_cap",
 )  # fmt: skip
 GIVEN = ("q", "k", "v")
+LARGEST = 2**21
 GRADS = ("normal", "ones", "grid", "sparse", "small", "constant")
 AXES: dict[str, Sequence[Any]] = {
     **_attention.AXES,
@@ -90,8 +92,13 @@ def zero(dtype: str) -> list[Spec]:
 
 
 def named(dtype: str) -> dict[str, Spec]:
-    """Those of attention."""
-    return {name: _also(spec, dtype) for name, spec in _attention.named(OP)(dtype).items()}
+    """Those of attention, up to `LARGEST` logits: what forward leaves is computed exactly."""
+    found = _attention.named(OP)(dtype)
+    return {name: _also(s, dtype) for name, s in found.items() if _logits_of(s) <= LARGEST}
+
+
+def _logits_of(spec: Spec) -> int:
+    return math.prod(spec.dim[n] for n in ("batch", "kv_heads", "group", "queries", "keys"))
 
 
 def classes(dtype: str) -> list[Spec]:
@@ -132,7 +139,8 @@ def fill(spec: Spec, name: str, content: Tensor) -> Tensor:
 def _by_group(heads: Tensor, args: Arguments) -> Tensor:
     """``[B, H, N, D]`` added up over the query heads of each key head: ``[B, N, K, D]``."""
     kv_heads = args["k"].shape[2]
-    return heads.unflatten(1, (kv_heads, heads.shape[1] // max(kv_heads, 1))).sum(2).transpose(1, 2)
+    groups: Tensor = heads.unflatten(1, (kv_heads, heads.shape[1] // max(kv_heads, 1)))
+    return groups.sum(2).transpose(1, 2)
 
 
 def _products(args: Arguments) -> tuple[Tensor, Tensor, Tensor, Tensor]:
