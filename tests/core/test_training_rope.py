@@ -114,15 +114,16 @@ def test_compiled_gradients_are_those_of_eager_code(inline: Any) -> None:
 
 
 def test_backward_runs_on_the_backend_that_ran_forward() -> None:
-    """Whatever has an apply_rope has its backward."""
+    """Whatever has an apply_rope has its backward; this one stands in Inductor's place."""
     target = "torch_ops.backends.torch.apply_rope:apply_rope"
-    torch_ops.register_kernel(torch_ops.KernelSpec("apply_rope", "turning", target))
+    torch_ops.registry.unregister(torch_ops.registry.find("apply_rope", "inductor"))
+    torch_ops.register_kernel(torch_ops.KernelSpec("apply_rope", "inductor", target))
     q, k, cache, positions = made(torch.float32)
-    with torch_ops.use_backend("turning"):
+    with torch_ops.use_backend("inductor"):
         out = ops.apply_rope(q, k, cache, positions)[0].sum()
     with torch_ops.trace() as seen:
         found = torch.autograd.grad(out, q)
-    assert [(r.op, r.backend.value) for r in seen.records] == [("apply_rope", "turning")]
+    assert [(r.op, r.backend.value) for r in seen.records] == [("apply_rope", "inductor")]
     wanted = torch.autograd.grad(ops.apply_rope(q, k, cache, positions)[0].sum(), q)
     torch.testing.assert_close(found, wanted)
 
