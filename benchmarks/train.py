@@ -184,9 +184,9 @@ def _rope(
 def _attention(
     q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None, *_: Any
 ) -> Tensor:
-    rows = (t.transpose(1, 2) for t in (q, k, v))
+    q, k, v = (t.transpose(1, 2) for t in (q, k, v))
     out = functional.scaled_dot_product_attention(
-        *rows, is_causal=is_causal, scale=scale, enable_gqa=q.shape[2] != k.shape[2]
+        q, k, v, is_causal=is_causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
     )
     return out.transpose(1, 2)
 
