@@ -20,12 +20,23 @@ from torch_ops.platform import Platform, platform_of
 from torch_ops.registry import registry
 from torch_ops.spec import KernelSpec
 
-__all__ = ["Gradient", "Run", "Saved", "kernel", "refuse"]
+__all__ = [
+    "Gradient",
+    "Run",
+    "Saved",
+    "check_constants",
+    "choose",
+    "kernel",
+    "lacking",
+    "refuse",
+]
 
 Run = Callable[..., Any]
 """Calls the op that is the backward, on the backend that ran forward."""
 Saved = dict[str, Any]
 """What was kept of a call: arguments by name, outputs as ``out0``, ``out1``."""
+NONE = "no backward"
+"""Why a backend isn't usable where a gradient is wanted, and it has none."""
 _grad_enabled = torch._C.is_grad_enabled
 _any_requires_grad = torch._C._any_requires_grad
 _modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
@@ -88,15 +99,22 @@ def refuse(op: str, backend: str | None = None, unusable: Sequence[str] = ()) ->
     )
 
 
-def _refuse_constant(declaration: Any, argument: str) -> NoBackwardError:
+def check_constants(declaration: Any, args: Sequence[Any]) -> None:
+    """Refuse a call in which an argument without a gradient requires one.
+
+    Raises:
+        NoBackwardError: there is such an argument.
+    """
     op, constants = declaration.name, declaration.gradient.constants
-    others = [name for name in declaration.tensor_arguments if name not in constants]
-    return NoBackwardError(
-        f"op {op!r}: argument {argument!r} requires grad, and the op has gradients of "
-        f"{listing(others)} alone (accepted: {argument}.detach(), or calls under torch.no_grad() "
-        "or torch.inference_mode())",
-        op=op,
-    )
+    for name, value in zip(declaration.signature.parameters, args, strict=True):
+        if name in constants and _any_requires_grad(value):
+            others = [n for n in declaration.tensor_arguments if n not in constants]
+            raise NoBackwardError(
+                f"op {op!r}: argument {name!r} requires grad, and the op has gradients of "
+                f"{listing(others)} alone (accepted: {name}.detach(), or calls under "
+                "torch.no_grad() or torch.inference_mode())",
+                op=op,
+            )
 
 
 def _gradient_of(op: str) -> Gradient | None:
@@ -104,6 +122,15 @@ def _gradient_of(op: str) -> Gradient | None:
 
     declaration = catalogue().get(op)
     return None if declaration is None else declaration.gradient
+
+
+def lacking(op: str, backend: str, platform: Platform) -> str | None:
+    """Give why a backend can't differentiate a differentiable op, or None."""
+    gradient = _gradient_of(op)
+    needed = None if gradient is None else gradient.needs(backend)
+    if needed is None:
+        return NONE
+    return "; ".join(r for spec in needed for r in selector.static_reasons(spec, platform)) or None
 
 
 def choose(op: str, platform: Platform, backend: str | None, args: Sequence[Any] | None) -> str:
@@ -123,17 +150,12 @@ def choose(op: str, platform: Platform, backend: str | None, args: Sequence[Any]
     row = tuning.row_of(op, platform, args) if args is not None and backend is None else None
     scope = policy.current_scope()
     plan = selector.make_plan(op, platform, backend=backend, scope=scope, args=args, row=row)
-    gradient = _gradient_of(op)
-    assert gradient is not None
     unusable: list[str] = []
     for spec in plan.specs:
         name = spec.backend.value
-        needed = gradient.needs(name)
-        if needed is None:
-            continue
-        reasons = [why for by in needed for why in selector.static_reasons(by, platform)]
-        if reasons:
-            unusable += [f"{name}: {why}" for why in reasons]
+        why = lacking(op, name, platform)
+        if why is not None:
+            unusable += [] if why == NONE else [f"{name}: {why}"]
             continue
         loaded = selector.load(plan, spec)
         if not isinstance(loaded, kernels.Kernel):
@@ -195,8 +217,6 @@ def kernel(
     overload = "backend" if named else "default"
     defaults = [parameter.default for parameter in declaration.signature.parameters.values()]
     count, absent, looked = familiar.tensors, familiar.absent, familiar.looks.get
-    places = {name: index for index, name in enumerate(declaration.signature.parameters)}
-    constants = [(name, places[name]) for name in declaration.gradient.constants]
 
     def autograd(*args: Any) -> Any:
         if not _modes() and not named and familiar.possible:
@@ -221,9 +241,7 @@ def kernel(
             registry.find(op, backend)
         args = (*args, *defaults[len(args) :])
         declaration.checker(*args)
-        for name, place in constants:
-            if _any_requires_grad(args[place]):
-                raise _refuse_constant(declaration, name)
+        check_constants(declaration, args)
         return apply(declaration, _chosen(op, backend, args), *args)
 
     return autograd

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 import torch_ops
-from torch_ops import DeclarationError, NoBackwardError, ops
+from torch_ops import Backend, DeclarationError, NoBackwardError, Platform, ops
 from torch_ops.contracts import AttentionGradientContract
 from torch_ops.declarations import catalogue
 from torch_ops.testing.proofs._attention_gradients import left, oracle
@@ -224,3 +224,25 @@ def test_a_declaration_refuses_another_forward() -> None:
         catalogue()["attention"].backward(
             "attention_backward", saves=("q",), forward=catalogue()["rms_norm"]
         )
+
+
+def test_explain_tells_what_runs_where_a_gradient_is_wanted() -> None:
+    """It is what would run on that platform, and not what runs there without gradients."""
+    tensors = made(torch.bfloat16)
+    platform = Platform.cuda((9, 0))
+    found = torch_ops.explain("attention", *tensors, platform=platform)
+    reasons = {candidate.backend.value: candidate.reasons for candidate in found.candidates}
+    assert (found.chosen, reasons["triton"][-1]) == (Backend.TORCH, "no backward")
+    assert reasons["torch"] == ()
+    assert found.inlining is not None
+    assert not found.inlining.inlined
+    with torch.no_grad():
+        free = torch_ops.explain("attention", *tensors)
+    assert free.inlining is not None
+    assert free.inlining.inlined
+    refused = torch_ops.explain("attention", *tensors, backend="inductor")
+    assert isinstance(refused.error, NoBackwardError)
+    assert "backend 'inductor' doesn't have a backward" in str(refused.error)
+    cache, positions = torch.ones(3, 8, requires_grad=True), torch.zeros(2, dtype=torch.int64)
+    rope = torch_ops.explain("apply_rope", tensors[0][0, :2], tensors[0][0, :2], cache, positions)
+    assert "argument 'cos_sin_cache' requires grad" in str(rope.error)
