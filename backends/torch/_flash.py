@@ -1,7 +1,8 @@
 """PyTorch's flash attention on NVIDIA GPUs, forward and backward, where it does what the ops do.
 
-Its causal mask is aligned bottom-right when it is called directly, its LSE is a natural logarithm,
-and queries of a group share a key head. It has neither soft cap nor, here, a window.
+Its masks are aligned bottom-right, its LSE is a natural logarithm, and queries of a group share a
+key head. It has no soft cap. These are the kernels below `scaled_dot_product_attention`, which
+hands them no window.
 """
 
 from __future__ import annotations
@@ -27,11 +28,10 @@ def takes(
     window_left: int,
     logits_soft_cap: float,
 ) -> bool:
-    """Whether a call is one of flash attention's: of halves, unbounded, each query with a key."""
+    """Whether a call is one of flash attention's: of halves, each query at a key."""
     batch, queries, heads, head_dim = q.shape
     return (
         q.dtype in HALVES
-        and window_left < 0
         and not logits_soft_cap
         and (scale is None or scale > 0)  # -inf of the mask is multiplied, too
         and head_dim % 8 == 0
@@ -39,7 +39,7 @@ def takes(
         and 0 < head_dim <= 256
         and min(batch, queries, heads, k.shape[1]) > 0
         and max(batch, heads) < _GRID
-        and not (is_causal and queries > k.shape[1])
+        and (queries <= k.shape[1] or not (is_causal or window_left >= 0))
         and _has_flash(q)
     )
 
@@ -51,13 +51,14 @@ def _has_flash(x: Tensor) -> bool:
 
 
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None
+    q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None, window_left: int
 ) -> tuple[Tensor, Tensor]:
     """Give ``[B, S_q, H, D]`` and the LSE ``[B, S_q, H]``."""
-    out, lse, *_ = _aten._scaled_dot_product_flash_attention(
-        *map(_by_head, (q, k, v)), 0.0, is_causal, scale=scale
-    )
-    return out.transpose(1, 2).contiguous(), lse.transpose(1, 2).contiguous()
+    out, lse, *_ = _aten._flash_attention_forward(
+        *map(_readable, (q, k, v)), None, None, q.shape[1], k.shape[1], 0.0, is_causal, False,
+        scale=scale, window_size_left=window_left, window_size_right=-1,
+    )  # fmt: skip
+    return out.contiguous(), lse.transpose(1, 2).contiguous()
 
 
 def backward(
@@ -69,24 +70,24 @@ def backward(
     grad: Tensor,
     is_causal: bool,
     scale: float | None,
+    window_left: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Give the gradients of q, k and v; the sums of grad_q are in no fixed order.
 
     They are where ``torch.use_deterministic_algorithms(True)`` asks for that.
     """
     state = q.new_empty(2, dtype=torch.uint64)  # of random numbers: nothing is dropped
-    found = _aten._scaled_dot_product_flash_attention_backward(
-        _by_head(grad), *map(_by_head, (q, k, v)), _by_head(out),
-        lse.transpose(1, 2).contiguous(), None, None, q.shape[1], k.shape[1], 0.0, is_causal,
-        state, state, scale=scale,
+    found = _aten._flash_attention_backward(
+        *map(_readable, (grad, q, k, v, out)), lse.transpose(1, 2).contiguous(), None, None,
+        q.shape[1], k.shape[1], 0.0, is_causal, state, state, scale=scale,
+        window_size_left=window_left, window_size_right=-1,
     )  # fmt: skip
-    grad_q, grad_k, grad_v = (t.transpose(1, 2).contiguous() for t in found)
+    grad_q, grad_k, grad_v = (t.contiguous() for t in found)
     return grad_q, grad_k, grad_v
 
 
-def _by_head(x: Tensor) -> Tensor:
-    """Give a view ``[B, H, S, D]`` of rows that can be read in vectors."""
+def _readable(x: Tensor) -> Tensor:
+    """Copy a tensor whose rows can't be read in vectors."""
     steps = [stride * x.element_size() for stride in x.stride()[:-1]]
     readable = x.stride(-1) == 1 and not any(step % _VECTOR for step in (*steps, x.data_ptr()))
-    rows = x if readable else x.clone(memory_format=torch.contiguous_format)
-    return rows.transpose(1, 2)
+    return x if readable else x.clone(memory_format=torch.contiguous_format)

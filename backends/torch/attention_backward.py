@@ -26,7 +26,7 @@ def attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     flash = _flash.takes(q, k, v, is_causal, scale, window_left, logits_soft_cap)
     if flash and grad_lse is None:  # it has no gradient of the LSE
-        return _flash.backward(q, k, v, out, lse, grad, is_causal, scale)
+        return _flash.backward(q, k, v, out, lse, grad, is_causal, scale, window_left)
     found: tuple[Tensor, Tensor, Tensor] = _declaration.reference(
         q, k, v, out, lse, grad, grad_lse, is_causal, scale, window_left, logits_soft_cap
     )

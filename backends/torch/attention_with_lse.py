@@ -21,7 +21,7 @@ def attention_with_lse(
     logits_soft_cap: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     if _flash.takes(q, k, v, is_causal, scale, window_left, logits_soft_cap):
-        return _flash.forward(q, k, v, is_causal, scale)
+        return _flash.forward(q, k, v, is_causal, scale, window_left)
     found: tuple[Tensor, Tensor] = _declaration.reference(
         q, k, v, is_causal, scale, window_left, logits_soft_cap
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +18,6 @@ import torch_ops
 from torch_ops import ops
 from torch_ops.contracts import AttentionGradientContract
 from torch_ops.declarations import catalogue
-from torch_ops.declarations._attention import mask, reference
 from torch_ops.testing.proofs._attention_gradients import left, oracle
 from torch_ops.testing.registered import registered
 from torch_ops.testing.spec import Spec
@@ -31,32 +31,61 @@ SHAPES = [  # batch, queries, keys, heads, key heads, head_dim
 ]  # fmt: skip
 
 
-def by_rows(x: Tensor) -> Tensor:
-    """Take ``[B, H, S, D]`` as the kernels do: rows in vectors of 16 bytes, or it is a fault."""
-    steps = [stride * x.element_size() for stride in x.stride()[:-1]]
-    assert x.stride(-1) == 1
-    assert x.data_ptr() % 16 == 0
-    assert not any(step % 16 for step in steps)
-    return x.transpose(1, 2)
+def readable(*tensors: Tensor) -> None:
+    """Refuse rows that can't be read in vectors of 16 bytes, as the kernels can't."""
+    for tensor in tensors:
+        steps = [stride * tensor.element_size() for stride in tensor.stride()[:-1]]
+        assert tensor.stride(-1) == 1
+        assert tensor.data_ptr() % 16 == 0
+        assert not any(step % 16 for step in steps)
+
+
+def seen_by(queries: int, keys: int, is_causal: bool, left: int, right: int) -> Tensor:
+    """Tell which keys the kernels show: around the query's own, on both sides."""
+    if is_causal:
+        right = 0
+    if left >= 0 and right < 0:
+        right = keys
+    place = torch.arange(queries).unsqueeze(1) + keys - queries
+    key = torch.arange(keys).unsqueeze(0)
+    after, before = key > place + right, key < place - left
+    return ~((after & (right >= 0)) | (before & (left >= 0)))
+
+
+def probabilities(
+    q: Tensor, k: Tensor, scale: float | None, seen: Tensor
+) -> tuple[Tensor, Tensor, float]:
+    """Give logits ``[B, H, S, N]``, keys by query head, and the scale; -inf is what isn't seen."""
+    factor = q.shape[-1] ** -0.5 if scale is None else scale
+    keys = k.transpose(1, 2).repeat_interleave(q.shape[2] // k.shape[2], 1).float()
+    logits = q.transpose(1, 2).float() @ keys.mT * factor
+    return logits.masked_fill(~seen, -math.inf), keys, factor
 
 
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, dropout: float, is_causal: bool, *, scale: float | None
-) -> tuple[Any, ...]:
-    """Tell what the forward kernel gives: its LSE is ``[B, H, S]``; without ragged bounds."""
-    assert dropout == 0.0
-    out, lse = reference(by_rows(q), by_rows(k), by_rows(v), is_causal, scale, -1, 0.0)
+    q: Tensor, k: Tensor, v: Tensor, bounds_q: None, bounds_k: None, queries: int, keys: int,
+    dropout: float, is_causal: bool, debug: bool, *,
+    scale: float | None, window_size_left: int, window_size_right: int,
+) -> tuple[Any, ...]:  # fmt: skip
+    """Tell what the forward kernel gives, rounding where it does; its LSE is ``[B, H, S]``."""
+    assert (bounds_q, bounds_k, dropout, debug) == (None, None, 0.0, False)
+    assert (queries, keys) == (q.shape[1], k.shape[1])
+    readable(q, k, v)
+    seen = seen_by(queries, keys, is_causal, window_size_left, window_size_right)
+    logits, _, _ = probabilities(q, k, scale, seen)
+    p = (logits - logits.amax(-1, keepdim=True)).exp()
+    values = v.transpose(1, 2).repeat_interleave(q.shape[2] // k.shape[2], 1).float()
+    out = p.to(q.dtype).float() @ values / p.sum(-1, keepdim=True)
     state = torch.zeros(2, dtype=torch.uint64)
-    return (
-        out.transpose(1, 2), lse.transpose(1, 2).contiguous(), None, None,
-        q.shape[2], k.shape[2], state, state, torch.empty(0),
-    )  # fmt: skip
+    out = out.to(q.dtype).transpose(1, 2)
+    return out, torch.logsumexp(logits, -1), state, state, torch.empty(0)
 
 
 def backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
     bounds_q: None, bounds_k: None, queries: int, keys: int, dropout: float, is_causal: bool,
-    seed: Tensor, offset: Tensor, *, scale: float | None,
+    seed: Tensor, offset: Tensor, *,
+    scale: float | None, window_size_left: int, window_size_right: int,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """Tell what the backward kernel gives, rounding where it does.
 
@@ -64,22 +93,22 @@ def backward(
     product are of the input's dtype, and so are a query head's shares in what is added up.
     """
     assert (bounds_q, bounds_k, dropout) == (None, None, 0.0)
-    assert (queries, keys) == (q.shape[2], k.shape[2])
-    assert (lse.dtype, lse.shape, lse.is_contiguous()) == (torch.float32, q.shape[:3], True)
+    assert (queries, keys) == (q.shape[1], k.shape[1])
+    assert (lse.dtype, lse.is_contiguous()) == (torch.float32, True)
+    assert lse.shape == (q.shape[0], q.shape[2], queries)
     assert seed.dtype == offset.dtype == torch.uint64
-    for tensor in (grad, q, k, v, out):
-        by_rows(tensor)
-    dtype, group = q.dtype, q.shape[1] // k.shape[1]
-    k, v = (t.repeat_interleave(group, 1).float() for t in (k, v))
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
-    p = torch.exp(q.float() @ k.mT * scale - lse.unsqueeze(-1))
-    seen = mask(queries, keys, is_causal, -1, q.device)
-    p = p if seen is None else p.masked_fill(~seen, 0.0)
-    rows = (grad.float() * out.float()).sum(-1, keepdim=True)
-    ds = (p * (grad.float() @ v.mT - rows)).to(dtype).float()
-    shares = (ds.mT @ q.float() * scale, p.to(dtype).float().mT @ grad.float())
+    readable(grad, q, k, v, out)
+    dtype, group = q.dtype, q.shape[2] // k.shape[2]
+    seen = seen_by(queries, keys, is_causal, window_size_left, window_size_right)
+    logits, by_head, factor = probabilities(q, k, scale, seen)
+    values = v.transpose(1, 2).repeat_interleave(group, 1).float()
+    rows, results, wide = (t.transpose(1, 2).float() for t in (grad, out, q))
+    p = torch.exp(logits - lse.unsqueeze(-1))
+    ds = p * (rows @ values.mT - (rows * results).sum(-1, keepdim=True))
+    ds = ds.to(dtype).float()
+    shares = (ds.mT @ wide * factor, p.to(dtype).float().mT @ rows)
     summed = (t.to(dtype).unflatten(1, (-1, group)).float().sum(2) for t in shares)
-    return tuple(t.to(dtype) for t in (ds @ k * scale, *summed))
+    return tuple(t.to(dtype).transpose(1, 2) for t in (ds @ by_head * factor, *summed))
 
 
 @pytest.fixture
@@ -95,8 +124,8 @@ def flash(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return call
 
     aten = SimpleNamespace(
-        _scaled_dot_product_flash_attention=noted("forward", forward),
-        _scaled_dot_product_flash_attention_backward=noted("backward", backward),
+        _flash_attention_forward=noted("forward", forward),
+        _flash_attention_backward=noted("backward", backward),
     )
     module = examples.part("torch", "_flash")
     monkeypatch.setattr(module, "_aten", aten)
@@ -139,7 +168,7 @@ def plain(op: str, dtype: str) -> list[Spec]:
     """The kit's examples of the covering array, in the form that flash attention has."""
     found = []
     for spec in examples.covering(op, dtype):
-        params = spec.param | {"window_left": -1, "logits_soft_cap": 0.0}
+        params = spec.param | {"logits_soft_cap": 0.0}
         operands = {name: o for name, o in spec.operand.items() if name != "grad_lse"}
         found.append(spec.replace(params=params, operands=operands))
     return found
@@ -156,7 +185,8 @@ def test_any_layout_is_made_readable(flash: list[str], op: str) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"window_left": 3}, {"logits_soft_cap": 2.0}, {"scale": -0.5}, {"scale": 0.0},
+        {"window_left": 3, "queries": 9, "is_causal": False}, {"logits_soft_cap": 2.0},
+        {"scale": -0.5}, {"scale": 0.0},
         {"dtype": torch.float32}, {"dtype": torch.float64}, {"head_dim": 12}, {"head_dim": 264},
         {"value_dim": 8}, {"queries": 9}, {"queries": 0}, {"keys": 0}, {"batch": 0},
         {"batch": 65536, "head_dim": 8},
@@ -165,14 +195,14 @@ def test_any_layout_is_made_readable(flash: list[str], op: str) -> None:
 )  # fmt: skip
 def test_other_calls_are_the_references(flash: list[str], change: dict[str, Any]) -> None:
     sizes = {"batch": 1, "queries": 2, "keys": 4, "head_dim": 16, "value_dim": None} | change
-    numbers = {"scale": None, "window_left": -1, "logits_soft_cap": 0.0}
+    numbers = {"is_causal": True, "scale": None, "window_left": -1, "logits_soft_cap": 0.0}
     numbers |= {name: value for name, value in change.items() if name in numbers}
     dtype, size = change.get("dtype", torch.float16), sizes["head_dim"]
     q = torch.randn(sizes["batch"], sizes["queries"], 1, size).to(dtype)
     k = torch.randn(sizes["batch"], sizes["keys"], 1, size).to(dtype)
     v = torch.randn(*k.shape[:3], sizes["value_dim"] or size).to(dtype)
-    found = ops.attention_with_lse(q, k, v, True, **numbers, backend="torch")
-    wanted = catalogue()["attention_with_lse"].reference(q, k, v, True, *numbers.values())
+    found = ops.attention_with_lse(q, k, v, **numbers, backend="torch")
+    wanted = catalogue()["attention_with_lse"].reference(q, k, v, *numbers.values())
     assert not flash
     for got, exact in zip(found, wanted, strict=True):
         assert torch.equal(got, exact)
