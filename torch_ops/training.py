@@ -37,6 +37,8 @@ Saved = dict[str, Any]
 """What was kept of a call: arguments by name, outputs as ``out0``, ``out1``."""
 NONE = "no backward"
 """Why a backend isn't usable where a gradient is wanted, and it has none."""
+_LOOKS = 256  # that a table decides, for an op; more start anew
+_known: dict[Any, str | dict[Any, str]] = policy.track({})
 _grad_enabled = torch._C.is_grad_enabled
 _any_requires_grad = torch._C._any_requires_grad
 _modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
@@ -261,7 +263,49 @@ def _chosen(op: str, backend: str | None, args: tuple[Any, ...]) -> str:
                 return type(error).__name__
 
         runtime.depend(("backward", op, platform, backend), snapshot)
+    elif real:
+        return _remembered(op, platform, backend, args)
     return choose(op, platform, backend, args if real else None)
+
+
+def _remembered(op: str, platform: Platform, backend: str | None, args: tuple[Any, ...]) -> str:
+    """Choose as for a call before under the same policy: of the same look, where a table decides.
+
+    A kernel's predicate is asked at every call; those of backends without a backward aren't.
+    """
+    scope = policy.current_scope()
+    key = (op, backend, scope, next(arg.device for arg in args if isinstance(arg, Tensor)))
+    known = _known.get(key)
+    if isinstance(known, str):
+        return known
+    look = None if known is None else _look(args)
+    if known is not None and look in known:
+        return known[look]
+    made_in = policy.generation
+    name = choose(op, platform, backend, args)
+    row = tuning.row_of(op, platform, args) if backend is None else None
+    plan = selector.make_plan(op, platform, backend=backend, scope=scope, row=row)
+    if not _unasked(op, plan, name):
+        return name
+    by_look = not plan.explicit and tuning.decides(op, platform)
+    looks = known if known is not None and len(known) < _LOOKS else {}
+    found = {**looks, _look(args): name} if by_look else name
+    policy.remember(_known, key, made_in, found)
+    return name
+
+
+def _look(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple([(arg.shape, arg.dtype) if isinstance(arg, Tensor) else arg for arg in args])
+
+
+def _unasked(op: str, plan: selector.Plan, name: str) -> bool:
+    """Whether the backend is the first with a backward, and takes every legal call."""
+    for spec in plan.specs:
+        if lacking(op, spec.backend.value, plan.platform) is None:
+            loaded = selector.load(plan, spec)
+            taken = isinstance(loaded, kernels.Kernel) and loaded.supports is None
+            return taken and spec.backend.value == name
+    return False
 
 
 def _plain(value: object) -> bool:
