@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -25,17 +26,23 @@ def report(*rows: dict[str, Any]) -> dict[str, Any]:
     return {"device": "cpu", "versions": {}, "rows": rows, "ok": ok}
 
 
-def test_every_differentiable_op_is_one_of_its_rows_or_left_out() -> None:
-    from benchmarks import train
+def test_every_differentiable_op_is_one_of_its_rows_or_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from benchmarks import _measure, train
     from torch_ops.declarations import catalogue
 
+    def once(call: Callable[[], Any], *_: object) -> _measure.Spread:
+        call()
+        return _measure.Spread(1.0, 1.0, 1.0)
+
+    monkeypatch.setattr(_measure, "spread", once)
     able = {op for op, declaration in catalogue().items() if declaration.gradient is not None}
     assert set(train.LEFT_OUT) <= able
     for op in sorted(able - set(train.LEFT_OUT)):
         row = train._row(op, CPU)
         assert row["near"], op
-        assert row["cells"]["ours"]["us"] > 0
-        assert row["cells"]["ours"] != row["cells"]["by hand"]
+        assert row["ran"], op
 
 
 def test_what_is_kept_is_counted_once_and_without_constants() -> None:
@@ -49,6 +56,7 @@ def test_what_is_kept_is_counted_once_and_without_constants() -> None:
     kept += 4 * q.numel() + 4 * q.shape[0] * q.shape[1] * q.shape[2]  # the result and the LSE
     assert row["cells"]["ours"]["kept"] == kept
     assert train._row("apply_rope", CPU)["cells"]["ours"]["kept"] == 0
+    assert row["cells"]["ours"]["us"] > 0
     assert train.table(report(row)).endswith("ok")
 
 
