@@ -9,6 +9,7 @@ __all__ = [
     "PROMISES",
     "AlignContract",
     "AttentionContract",
+    "AttentionGradientContract",
     "CacheContract",
     "Contract",
     "ExpertsContract",
@@ -106,6 +107,21 @@ class AttentionContract(Contract):
     soft_cap: Literal["before_mask"] = "before_mask"
     masked_nan: Literal["may_propagate", "ignored"] = "may_propagate"
     p_dtype: Literal["float32", "input"] = "input"
+
+
+@dataclass(frozen=True)
+class AttentionGradientContract(AttentionContract):
+    """Promises of the gradients of attention: not that equal inputs give equal bits.
+
+    Attributes:
+        row_sum: ``sum(p * dp)`` of a query may be had as ``sum(grad * out)``, of the rounded
+            output, and its probabilities of the rounded LSE; not for float64.
+        group_dtype: Dtype of a query head's share in the gradients of its key head.
+    """
+
+    deterministic: bool = False
+    row_sum: Literal["exact", "of_rounded"] = "of_rounded"
+    group_dtype: Literal["float32", "input"] = "input"
 
 
 @dataclass(frozen=True)

@@ -155,7 +155,14 @@ class Declaration:
         return function
 
     def backward(
-        self, op: str, *, saves: tuple[str, ...]
+        self,
+        op: str,
+        *,
+        saves: tuple[str, ...],
+        constants: tuple[str, ...] = (),
+        forward: Declaration | None = None,
+        sparse: bool = False,
+        whole: bool = False,
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Set how gradients come about: by another op, on the backend that ran forward.
 
@@ -165,23 +172,43 @@ class Declaration:
         Args:
             op: The op that computes them; its backends are those with a backward.
             saves: Arguments by name, and outputs as ``out0``, that are kept for it.
+            constants: Tensor arguments that have no gradient. A call in which one of them
+                requires grad is refused.
+            forward: An op that runs in this one's place where gradients are wanted, by the same
+                backend: it has the same parameters and, after the same outputs, more to be saved.
+            sparse: Give None for outputs without a gradient, instead of zeros.
+            whole: Keep calls with gradients as they are in compiled graphs: where the reference
+                would dissolve, its own derivatives would keep more.
 
         Raises:
             DeclarationError: the op writes its arguments, or saves what it doesn't have.
         """
-        known = [*self.tensor_arguments, *(f"out{i}" for i in range(self.outputs))]
+        runs = forward or self
+        known = [*self.tensor_arguments, *(f"out{i}" for i in range(runs.outputs))]
         unknown = [name for name in saves if name not in known]
         if self.mutates or unknown:
             raise DeclarationError(
                 f"op {self.name!r}: a backward that saves {list(saves)} (accepted: of an op that "
                 f"mutates nothing, tensors among {known})"
             )
+        if [*runs.signature.parameters] != [*self.signature.parameters]:
+            raise DeclarationError(
+                f"op {self.name!r}: a backward whose forward is {runs.name}{runs.schema} "
+                f"(accepted: an op with the parameters of {self.name}{self.schema})"
+            )
+        unknown = [name for name in constants if name not in self.tensor_arguments]
+        if unknown:
+            raise DeclarationError(
+                f"op {self.name!r}: a backward with the constants {list(constants)} (accepted: "
+                f"tensor arguments, among {list(self.tensor_arguments)})"
+            )
 
         def declare(function: Callable[..., Any]) -> Callable[..., Any]:
             from torch_ops import runtime
             from torch_ops.training import Gradient
 
-            self.gradient = Gradient(op, saves, function)
+            run_by = None if forward is None else forward.name
+            self.gradient = Gradient(op, saves, function, constants, run_by, sparse, whole)
             self.differentiable = True
             runtime.differentiate(self)
             policy.invalidate()
@@ -237,8 +264,9 @@ class Declaration:
         parts = [COMPILED, self.name, self.schema, repr(self.contract), repr(self.mutates)]
         functions = [self.reference, self.faker]
         if self.gradient is not None:
-            parts += [self.gradient.op, repr(self.gradient.saves)]
-            functions.append(self.gradient.function)
+            fields = self.gradient._asdict()
+            functions.append(fields.pop("function"))
+            parts.append(repr(fields))
         for function in functions:
             if isinstance(function, types.FunctionType):
                 parts += _describe_all(function, set())

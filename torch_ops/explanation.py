@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from torch_ops import buckets, inlining, policy, selector, tuning
+from torch_ops import buckets, inlining, policy, selector, training, tuning
 from torch_ops.backend import Backend
 from torch_ops.errors import TorchOpsError, UnknownBackendError
 from torch_ops.platform import Platform, platform_of
@@ -107,26 +107,60 @@ def explain(op: str, *args: Any, platform: Platform | None = None, **kwargs: Any
     choice = policy.choose(op, scope) if backend is None else policy.Choice(None, "call")
     row = tuning.row_of(op, platform, call) if call is not None else None
     candidates = _ranked(op, platform, call, row)
+    differentiated = _differentiated(op, call)
+    if differentiated:
+        candidates = tuple(_with_backward(op, found, platform) for found in candidates)
     measured = (row, _table(op, platform, call, row))
     try:
         plan = selector.make_plan(op, platform, backend=backend, scope=scope, args=call, row=row)
         _check(op, call)
+        chosen = plan.specs[0].backend
+        if differentiated:
+            chosen = Backend(training.choose(op, platform, _name(backend), call))
     except (TorchOpsError, UnknownBackendError, TypeError, ValueError) as error:
         return Explanation(op, None, choice.source, candidates, platform, error, *measured)
-    chosen = plan.specs[0].backend
-    becomes = _in_graphs(op, call, backend, platform)
+    becomes = _in_graphs(op, call, backend, platform, whole=differentiated)
     return Explanation(op, chosen, plan.source, candidates, platform, None, *measured, becomes)
 
 
 def _in_graphs(
-    op: str, call: tuple[Any, ...] | None, backend: Backend | str | None, platform: Platform
+    op: str,
+    call: tuple[Any, ...] | None,
+    backend: Backend | str | None,
+    platform: Platform,
+    *,
+    whole: bool,
 ) -> inlining.Inlining | None:
     from torch_ops.declarations import catalogue
 
     if call is None or op not in catalogue():
         return None
-    name = backend.value if isinstance(backend, Backend) else backend
-    return inlining.decide(op, call, name, platform)
+    gradient = catalogue()[op].gradient
+    if whole and gradient is not None and gradient.whole:
+        return inlining.Inlining(False, "a gradient is wanted, for which the reference keeps more")
+    return inlining.decide(op, call, _name(backend), platform)
+
+
+def _name(backend: Backend | str | None) -> str | None:
+    return backend.value if isinstance(backend, Backend) else backend
+
+
+def _differentiated(op: str, call: tuple[Any, ...] | None) -> bool:
+    """Whether autograd differentiates a call of an op that has derivatives."""
+    from torch_ops.declarations import catalogue
+
+    declaration = catalogue().get(op)
+    if declaration is None or declaration.gradient is None or call is None:
+        return False
+    return torch.is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in call)
+
+
+def _with_backward(op: str, candidate: Candidate, platform: Platform) -> Candidate:
+    """Judge a candidate anew, for a call with gradients."""
+    why = training.lacking(op, candidate.backend.value, platform)
+    if why is None:
+        return candidate
+    return replace(candidate, usable=False, reasons=(*candidate.reasons, why))
 
 
 def _table(
@@ -155,7 +189,9 @@ def _check(op: str, call: tuple[Any, ...] | None) -> None:
     declaration = catalogue().get(op)
     if declaration is None or call is None:
         return
-    if torch.is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in call):
+    if _differentiated(op, call):
+        training.check_constants(declaration, call)
+    elif torch.is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in call):
         raise refuse_grad(op)
     declaration.check_call(*call)
 

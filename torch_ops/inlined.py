@@ -89,7 +89,8 @@ def _rewrite(graph_module: GraphModule) -> None:
 def _replace(call: Call) -> bool:
     node, op = call.node, call.declaration.name
     try:
-        if not inlining.decide(op, examples(call.values), call.backend).inlined:
+        decided = inlining.decide(op, examples(call.values), call.backend)
+        if _stays_whole(call) or not decided.inlined:
             return _pin(call)
     except TorchOpsError:  # the call raises it when it runs, in its own class
         return False
@@ -119,17 +120,26 @@ def _pin(call: Call) -> bool:
     """
     if call.declaration.gradient is None or call.backend is not None:
         return False
-    node = call.node
-    (found,) = examples([node])
-    first = found if isinstance(found, Tensor) else found[0]
-    if not first.requires_grad:
+    node, op = call.node, call.declaration.name
+    if not _wants_grad(node):
         return False
-    op = call.declaration.name
     platform = platform_of(examples(call.values)) or Platform.cpu()
     backend = training.choose(op, platform, None, None)
     node.target = getattr(torch.ops.torch_ops, op).backend
     node.args, node.kwargs = (*call.values, backend), {}
     return True
+
+
+def _stays_whole(call: Call) -> bool:
+    gradient = call.declaration.gradient
+    return gradient is not None and gradient.whole and _wants_grad(call.node)
+
+
+def _wants_grad(node: Node) -> bool:
+    """Whether autograd differentiates a call."""
+    (found,) = examples([node])
+    first = found if isinstance(found, Tensor) else found[0]
+    return bool(first.requires_grad)
 
 
 def rounded(x: Tensor) -> Tensor:

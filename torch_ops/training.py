@@ -18,13 +18,27 @@ from torch_ops.errors import NoBackwardError, listing
 from torch_ops.familiar import Familiar
 from torch_ops.platform import Platform, platform_of
 from torch_ops.registry import registry
+from torch_ops.spec import KernelSpec
 
-__all__ = ["Gradient", "Run", "Saved", "kernel", "refuse"]
+__all__ = [
+    "Gradient",
+    "Run",
+    "Saved",
+    "check_constants",
+    "choose",
+    "kernel",
+    "lacking",
+    "refuse",
+]
 
 Run = Callable[..., Any]
 """Calls the op that is the backward, on the backend that ran forward."""
 Saved = dict[str, Any]
 """What was kept of a call: arguments by name, outputs as ``out0``, ``out1``."""
+NONE = "no backward"
+"""Why a backend isn't usable where a gradient is wanted, and it has none."""
+_LOOKS = 256  # that a table decides, for an op; more start anew
+_known: dict[Any, str | dict[Any, str]] = policy.track({})
 _grad_enabled = torch._C.is_grad_enabled
 _any_requires_grad = torch._C._any_requires_grad
 _modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
@@ -43,33 +57,82 @@ class Gradient(NamedTuple):
         saves: Names of the tensors that are kept until then.
         function: Takes `Run`, the outputs' gradients and `Saved`; gives a gradient, or None, for
             each tensor argument.
+        constants: Arguments without a gradient: none of them may require one.
+        forward: The op that runs forward in the declared one's place, with more outputs; None if
+            that itself does.
+        sparse: Whether an output without a gradient has None in its place, instead of zeros.
+        whole: Whether calls with gradients never dissolve in compiled graphs.
     """
 
     op: str
     saves: tuple[str, ...]
-    function: Callable[[Run, Sequence[Tensor], Saved], Sequence[Tensor | None]]
+    function: Callable[[Run, Sequence[Any], Saved], Sequence[Tensor | None]]
+    constants: tuple[str, ...] = ()
+    forward: str | None = None
+    sparse: bool = False
+    whole: bool = False
+
+    def needs(self, backend: str) -> list[KernelSpec] | None:
+        """Give the specs that a backend must have beside the op's own; None if it lacks one."""
+        ops = [self.op] if self.forward is None else [self.op, self.forward]
+        found = [spec for op in ops for spec in registry.get(op) if spec.backend.value == backend]
+        return found if len(found) == len(ops) else None
 
 
-def refuse(op: str, backend: str | None = None) -> NoBackwardError:
-    """Build the error for inputs that require grad where nothing has a backward."""
+def refuse(op: str, backend: str | None = None, unusable: Sequence[str] = ()) -> NoBackwardError:
+    """Build the error for inputs that require grad where nothing has a backward.
+
+    Args:
+        op: The op.
+        backend: The one that somebody asked for.
+        unusable: Why backwards that there are can't be used.
+    """
     who = "no backend of the op has" if backend is None else f"backend {backend!r} doesn't have"
-    able = [spec.backend.value for spec in registry.get(op) if _by_of(op, spec.backend.value)]
+    names = [spec.backend.value for spec in registry.get(op)]
+    gradient = _gradient_of(op)
+    able = [name for name in names if gradient is not None and gradient.needs(name)]
     others = f"; backends with one: {listing(able)}" if able and backend is not None else ""
+    why = f" that is usable here: {'; '.join(unusable)}" if unusable else ""
     return NoBackwardError(
-        f"op {op!r}: an input requires grad and {who} a backward (accepted: inputs without grad, "
-        f"or calls under torch.no_grad() or torch.inference_mode(){others}); detach the input or "
-        "leave grad mode",
+        f"op {op!r}: an input requires grad and {who} a backward{why} (accepted: inputs without "
+        f"grad, or calls under torch.no_grad() or torch.inference_mode(){others}); detach the "
+        "input or leave grad mode",
         op=op,
     )
 
 
-def _by_of(op: str, backend: str) -> Any:
-    """Give the spec of the backward that a backend has, None where it has none."""
+def check_constants(declaration: Any, args: Sequence[Any]) -> None:
+    """Refuse a call in which an argument without a gradient requires one.
+
+    Raises:
+        NoBackwardError: there is such an argument.
+    """
+    op, constants = declaration.name, declaration.gradient.constants
+    for name, value in zip(declaration.signature.parameters, args, strict=True):
+        if name in constants and _any_requires_grad(value):
+            others = [n for n in declaration.tensor_arguments if n not in constants]
+            raise NoBackwardError(
+                f"op {op!r}: argument {name!r} requires grad, and the op has gradients of "
+                f"{listing(others)} alone (accepted: {name}.detach(), or calls under "
+                "torch.no_grad() or torch.inference_mode())",
+                op=op,
+            )
+
+
+def _gradient_of(op: str) -> Gradient | None:
     from torch_ops.declarations import catalogue
 
-    gradient = catalogue()[op].gradient if op in catalogue() else None
-    specs = () if gradient is None else registry.get(gradient.op)
-    return next((spec for spec in specs if spec.backend.value == backend), None)
+    declaration = catalogue().get(op)
+    return None if declaration is None else declaration.gradient
+
+
+def lacking(op: str, backend: str, platform: Platform) -> str | None:
+    """Give why a backend can't differentiate a differentiable op, or None."""
+    gradient = _gradient_of(op)
+    needed = None if gradient is None else gradient.needs(backend)
+    if needed is None:
+        return NONE
+    return "; ".join(r for spec in needed for r in selector.static_reasons(spec, platform)) or None
 
 
 def choose(op: str, platform: Platform, backend: str | None, args: Sequence[Any] | None) -> str:
@@ -89,17 +152,19 @@ def choose(op: str, platform: Platform, backend: str | None, args: Sequence[Any]
     row = tuning.row_of(op, platform, args) if args is not None and backend is None else None
     scope = policy.current_scope()
     plan = selector.make_plan(op, platform, backend=backend, scope=scope, args=args, row=row)
+    unusable: list[str] = []
     for spec in plan.specs:
         name = spec.backend.value
-        by = _by_of(op, name)
-        if by is None or selector.static_reasons(by, platform):
+        why = lacking(op, name, platform)
+        if why is not None:
+            unusable += [] if why == NONE else [f"{name}: {why}"]
             continue
         loaded = selector.load(plan, spec)
         if not isinstance(loaded, kernels.Kernel):
             continue
         if plan.explicit or args is not None or loaded.supports is None:
             return name
-    raise refuse(op, plan.specs[0].backend.value if plan.explicit else None)
+    raise refuse(op, plan.specs[0].backend.value if plan.explicit else None, unusable)
 
 
 class _Node(torch.autograd.Function):
@@ -107,18 +172,19 @@ class _Node(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, declaration: Any, backend: str, *args: Any) -> Any:
-        names = list(declaration.signature.parameters)
-        operator = getattr(torch.ops.torch_ops, declaration.name).backend
+        names, gradient = list(declaration.signature.parameters), declaration.gradient
+        operator = getattr(torch.ops.torch_ops, gradient.forward or declaration.name).backend
         with torch._C._AutoDispatchBelowAutograd():
             result = operator(*args, backend)
         outputs = (result,) if isinstance(result, Tensor) else tuple(result)
         values = dict(zip(names, args, strict=True))
         values |= {f"out{index}": output for index, output in enumerate(outputs)}
-        kept = [name for name in declaration.gradient.saves if values[name] is not None]
+        kept = [name for name in gradient.saves if values[name] is not None]
+        ctx.set_materialize_grads(not gradient.sparse)
         ctx.save_for_backward(*(values[name] for name in kept))
         ctx.kept, ctx.declaration, ctx.backend = kept, declaration, backend
         ctx.rest = {n: v for n, v in values.items() if not isinstance(v, Tensor)}
-        return result
+        return outputs[0] if declaration.outputs == 1 else outputs[: declaration.outputs]
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
@@ -177,6 +243,7 @@ def kernel(
             registry.find(op, backend)
         args = (*args, *defaults[len(args) :])
         declaration.checker(*args)
+        check_constants(declaration, args)
         return apply(declaration, _chosen(op, backend, args), *args)
 
     return autograd
@@ -196,7 +263,49 @@ def _chosen(op: str, backend: str | None, args: tuple[Any, ...]) -> str:
                 return type(error).__name__
 
         runtime.depend(("backward", op, platform, backend), snapshot)
+    elif real:
+        return _remembered(op, platform, backend, args)
     return choose(op, platform, backend, args if real else None)
+
+
+def _remembered(op: str, platform: Platform, backend: str | None, args: tuple[Any, ...]) -> str:
+    """Choose as for a call before under the same policy: of the same look, where a table decides.
+
+    A kernel's predicate is asked at every call; those of backends without a backward aren't.
+    """
+    scope = policy.current_scope()
+    key = (op, backend, scope, next(arg.device for arg in args if isinstance(arg, Tensor)))
+    known = _known.get(key)
+    if isinstance(known, str):
+        return known
+    look = None if known is None else _look(args)
+    if known is not None and look in known:
+        return known[look]
+    made_in = policy.generation
+    name = choose(op, platform, backend, args)
+    row = tuning.row_of(op, platform, args) if backend is None else None
+    plan = selector.make_plan(op, platform, backend=backend, scope=scope, row=row)
+    if not _unasked(op, plan, name):
+        return name
+    by_look = not plan.explicit and tuning.decides(op, platform)
+    looks = known if known is not None and len(known) < _LOOKS else {}
+    found = {**looks, _look(args): name} if by_look else name
+    policy.remember(_known, key, made_in, found)
+    return name
+
+
+def _look(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple([(arg.shape, arg.dtype) if isinstance(arg, Tensor) else arg for arg in args])
+
+
+def _unasked(op: str, plan: selector.Plan, name: str) -> bool:
+    """Whether the backend is the first with a backward, and takes every legal call."""
+    for spec in plan.specs:
+        if lacking(op, spec.backend.value, plan.platform) is None:
+            loaded = selector.load(plan, spec)
+            taken = isinstance(loaded, kernels.Kernel) and loaded.supports is None
+            return taken and spec.backend.value == name
+    return False
 
 
 def _plain(value: object) -> bool:

@@ -26,6 +26,7 @@ declined = {
     "apply_rope": _ROPE,
     "apply_rope_": _ROPE,
     "attention": _ATTENTION,
+    "attention_backward": _GRADIENTS,
     "attention_with_lse": _ATTENTION,
     "fused_add_rms_norm_quant_fp8": _UNROUNDED,
     "fused_experts": (

@@ -23,6 +23,7 @@ declined = {
         "append_paged_kv_cache takes rows of negative slots for such of a page far behind the last "
         "(the op's contract: skipped)"
     ),
+    "attention_backward": _GRADIENTS,
     "fused_add_rms_norm_quant_fp8": _GIVEN_SCALE,
     "fused_experts": (
         "cutlass_fused_moe reads the gate behind what it multiplies: all weights would be copied"

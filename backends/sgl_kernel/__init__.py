@@ -23,6 +23,7 @@ declined = {
         "(the op's contract: skipped)"
     ),
     "attention": _ATTENTION,
+    "attention_backward": _GRADIENTS,
     "attention_with_lse": _ATTENTION,
     "fused_add_rms_norm_quant_fp8": "none of its norms quantizes",
     "fused_experts": "none of its products of experts takes float16 or bfloat16",

@@ -175,7 +175,7 @@ def test_calls_refuse(
 def test_gradients_are_refused(layer: Attention, name: str) -> None:
     call = dict(zip("qkv", support.inputs(layer), strict=True))
     call[name].requires_grad_()
-    with pytest.raises(torch_ops.NoBackwardError, match="op 'attention': an input requires grad"):
+    with pytest.raises(torch_ops.NoBackwardError, match="layers have no backward"):
         layer(**call)
     with torch.no_grad():
         assert not layer(**call).requires_grad

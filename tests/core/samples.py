@@ -71,6 +71,19 @@ def _attention(rows: int, dtype: torch.dtype) -> Arguments:
     }
 
 
+def _attention_gradient(rows: int, dtype: torch.dtype) -> Arguments:
+    """With what forward leaves for these q, k and v."""
+    made = _attention(rows, dtype)
+    out, lse = catalogue()["attention_with_lse"].reference(*made.values())
+    left = {
+        "out": out,
+        "lse": lse,
+        "grad": torch.randn_like(out),
+        "grad_lse": torch.randn_like(lse),
+    }
+    return {**{n: made.pop(n) for n in ("q", "k", "v")}, **left, **made}
+
+
 def _merge(rows: int, dtype: torch.dtype) -> Arguments:
     return {
         "v_a": torch.randn(rows, 2, HIDDEN, dtype=dtype),
@@ -204,6 +217,7 @@ MAKERS: dict[str, Callable[[int, torch.dtype], Arguments]] = {
     "apply_rope": _rope,
     "apply_rope_": _rope,
     "attention": _attention,
+    "attention_backward": _attention_gradient,
     "attention_with_lse": _attention,
     "fused_add_rms_norm": _fused,
     "fused_add_rms_norm_quant_fp8": _fused,

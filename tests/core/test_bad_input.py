@@ -142,6 +142,29 @@ ATTENTION = [
     case("logits_soft_cap", "nan", put("logits_soft_cap", float("nan")), "nan", "a number >= 0"),
 ]
 NUMBERS = ATTENTION[-5:]
+LEFT = [
+    *ATTENTION,
+    *(
+        case(name, "shape", cut(name, 1), r"of shape \[3, 2, 4", "that of the result")
+        for name in ("out", "grad")
+    ),
+    *(
+        case(name, "dtype", to(name, torch.float16), "torch.float16", "as 'q'")
+        for name in ("out", "grad")
+    ),
+    *(
+        case(
+            name, "width", rank(name, 3, 3), r"of shape \[3, 3\]", r"that of an LSE, \[B, S_q, H\]"
+        )
+        for name in ("lse", "grad_lse")
+    ),
+    *(
+        case(name, "dtype", to(name, torch.float64), r"torch\.float64", r"torch\.float32")
+        for name in ("lse", "grad_lse")
+    ),
+    case("lse", "device", to("lse", "meta"), "on device", "as 'q'"),
+    case("grad", "device", to("grad", "meta"), "on device", "as 'q'"),
+]
 
 
 def index(name: str, queries: str = "q") -> list[Any]:
@@ -408,6 +431,7 @@ BAD: dict[str, list[Any]] = {
     "apply_rope": ROPE,
     "apply_rope_": [*ROPE, *SHARED_ROPE],
     "attention": ATTENTION,
+    "attention_backward": LEFT,
     "attention_with_lse": ATTENTION,
     "fused_add_rms_norm": FUSED,
     "gemma_fused_add_rms_norm": FUSED,

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from torch_ops import calls, checks, dynamo, policy, runtime
+from torch_ops import checks, dynamo, policy, runtime
 from torch_ops.attention import group, metadata
 from torch_ops.attention.choice import LayerRules
 from torch_ops.attention.metadata import AttentionMetadata, Tables
 from torch_ops.backend import Backend
 from torch_ops.declarations import _attention, _paged, _ragged
-from torch_ops.errors import TorchOpsError
+from torch_ops.errors import NoBackwardError, TorchOpsError
 
 __all__ = ["run_layer", "run_planned"]
 
@@ -57,7 +57,12 @@ def _fake(q: Tensor, k: Tensor, v: Tensor, slot: Tensor, route: Tensor) -> Tenso
 
 def _refuse_grad(q: Tensor, k: Tensor, v: Tensor) -> None:
     if torch._C.is_grad_enabled() and torch._C._any_requires_grad(q, k, v):
-        raise calls.refuse_grad("attention")
+        raise NoBackwardError(
+            "Attention: an input requires grad and layers have no backward (accepted: inputs "
+            "without grad, or calls under torch.no_grad() or torch.inference_mode()); "
+            "torch_ops.ops.attention has one",
+            op="attention",
+        )
 
 
 def _traced() -> None:

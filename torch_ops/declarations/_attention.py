@@ -7,6 +7,7 @@ from torch import Tensor
 
 from torch_ops import checks
 from torch_ops.declarations._shared import accumulation_dtype
+from torch_ops.training import Run, Saved
 
 __all__ = [
     "attend",
@@ -14,6 +15,7 @@ __all__ = [
     "check_heads",
     "check_numbers",
     "check_scale",
+    "differentiate",
     "mask",
     "reference",
 ]
@@ -80,6 +82,16 @@ def attend(
     out = (weights @ wide_v.unsqueeze(2)).flatten(1, 2).transpose(1, 2)
     lse = lse.squeeze(-1).flatten(1, 2).transpose(1, 2)
     return out.to(q.dtype).contiguous(), lse.float().contiguous()
+
+
+def differentiate(
+    run: Run, grad: Tensor, grad_lse: Tensor | None, saved: Saved
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Call `attention_backward` with what forward kept."""
+    tensors = [saved[name] for name in ("q", "k", "v", "out0", "out1")]
+    numbers = [saved[n] for n in ("is_causal", "scale", "window_left", "logits_soft_cap")]
+    found: tuple[Tensor, Tensor, Tensor] = run(*tensors, grad, grad_lse, *numbers)
+    return found
 
 
 def check(

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch_ops import checks
 from torch_ops.declarations._shared import upcast
 
-__all__ = ["check", "check_positions", "rotate"]
+__all__ = ["check", "check_positions", "opposite", "rotate"]
 
 _INDICES = (torch.int32, torch.int64)
 
@@ -34,6 +34,16 @@ def rotate(x: Tensor, angles: Tensor, is_neox: bool) -> Tensor:
     turned = (first * cos - second * sin, second * cos + first * sin)
     joined = torch.cat(turned, -1) if is_neox else torch.stack(turned, -1).flatten(-2)
     return torch.cat((joined.to(x.dtype), x[..., rotary_dim:]), -1)
+
+
+def opposite(cos_sin_cache: Tensor, positions: Tensor) -> Tensor:
+    """Give cosines and negated sines of each token: ``[T, rotary_dim]``, contiguous.
+
+    The cache has a row for each position of a model's context; those of a batch are few.
+    """
+    angles = cos_sin_cache.index_select(0, positions)
+    angles[:, angles.shape[1] // 2 :].neg_()
+    return angles
 
 
 def check(op: str, q: Tensor, k: Tensor, cos_sin_cache: Tensor, positions: Tensor) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import torch
 from torch import Tensor
 
 from torch_ops.contracts import RopeContract
 from torch_ops.declarations import _rope
 from torch_ops.declare import op
+from torch_ops.training import Run, Saved
 
 
 @op(contract=RopeContract(batch_invariant=True))
@@ -29,12 +33,13 @@ def apply_rope(
 
     Returns:
         ``(q, k)`` rotated, shapes and dtype of the inputs, contiguous. Elements from rotary_dim
-        on are copied. Rotated in float32 (float64 for float64 input), rounded once.
+        on are copied. Rotated in float32 (float64 for float64 input), rounded once. Gradients of
+        q and k, of any order, are those of the results rotated back, by the same op.
 
     Raises:
         TypeError: a dtype isn't accepted.
         ValueError: shapes or devices disagree.
-        NoBackwardError: an input requires grad.
+        NoBackwardError: ``cos_sin_cache`` requires grad.
 
     Source: Su et al., RoFormer (arXiv 2104.09864).
     """
@@ -64,3 +69,17 @@ def _fake(
     q: Tensor, k: Tensor, cos_sin_cache: Tensor, positions: Tensor, is_neox: bool = True
 ) -> tuple[Tensor, Tensor]:
     return q.new_empty(q.shape), k.new_empty(k.shape)
+
+
+@apply_rope.backward(
+    "apply_rope", saves=("cos_sin_cache", "positions"), constants=("cos_sin_cache", "positions")
+)
+def _gradients(
+    run: Run, grads: Sequence[Tensor], saved: Saved
+) -> tuple[Tensor, Tensor, None, None]:
+    positions = saved["positions"]
+    angles = _rope.opposite(saved["cos_sin_cache"], positions)
+    places = torch.arange(angles.shape[0], device=positions.device, dtype=positions.dtype)
+    # Contiguous: a backend of foreign kernels took the layout of q and k, not that of gradients.
+    q, k = (grad.contiguous() for grad in grads)
+    return (*run(q, k, angles, places, saved["is_neox"]), None, None)

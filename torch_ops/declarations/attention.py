@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from torch_ops.contracts import AttentionContract
 from torch_ops.declarations import _attention
+from torch_ops.declarations.attention_with_lse import attention_with_lse as _with_lse
 from torch_ops.declare import op
+from torch_ops.training import Run, Saved
 
 
 @op(contract=AttentionContract())
@@ -35,12 +39,14 @@ def attention(
 
     Returns:
         ``[B, S_q, H, Dv]``, dtype of ``q``, contiguous; zeros for a query with nothing to attend.
-        Logits, softmax and sums are float32 (float64 for float64 input).
+        Logits, softmax and sums are float32 (float64 for float64 input). Where a gradient is
+        wanted, `attention_with_lse` runs in this op's place: backward needs the LSE, and no more
+        than that is kept beside q, k, v and the result.
 
     Raises:
         TypeError: a dtype isn't accepted.
         ValueError: shapes or devices disagree, or a number is out of range.
-        NoBackwardError: an input requires grad.
+        NoBackwardError: an input requires grad and the backend has no backward.
 
     Source: Vaswani et al., Attention Is All You Need (arXiv 1706.03762).
     """
@@ -74,3 +80,13 @@ def _fake(
     logits_soft_cap: float = 0.0,
 ) -> Tensor:
     return q.new_empty((*q.shape[:3], v.shape[3]))
+
+
+@attention.backward(
+    "attention_backward",
+    saves=("q", "k", "v", "out0", "out1"),
+    forward=_with_lse,
+    whole=True,
+)
+def _gradients(run: Run, grads: Sequence[Tensor], saved: Saved) -> tuple[Tensor, Tensor, Tensor]:
+    return _attention.differentiate(run, grads[0], None, saved)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from torch_ops.contracts import AttentionContract
 from torch_ops.declarations import _attention
 from torch_ops.declare import op
+from torch_ops.training import Run, Saved
 
 
 @op(contract=AttentionContract())
@@ -37,12 +40,13 @@ def attention_with_lse(
 
     Returns:
         ``(out, lse)``: ``[B, S_q, H, Dv]`` of dtype of ``q`` and ``[B, S_q, H]`` float32, natural
-        logarithm, both contiguous. A query with nothing to attend gives zeros and -inf.
+        logarithm, both contiguous. A query with nothing to attend gives zeros and -inf. Both have
+        gradients; q, k, v and both results are kept for them.
 
     Raises:
         TypeError: a dtype isn't accepted.
         ValueError: shapes or devices disagree, or a number is out of range.
-        NoBackwardError: an input requires grad.
+        NoBackwardError: an input requires grad and the backend has no backward.
 
     Source: Vaswani et al., Attention Is All You Need (arXiv 1706.03762).
     """
@@ -77,3 +81,14 @@ def _fake(
 ) -> tuple[Tensor, Tensor]:
     out = q.new_empty((*q.shape[:3], v.shape[3]))
     return out, q.new_empty(q.shape[:3], dtype=torch.float32)
+
+
+@attention_with_lse.backward(
+    "attention_backward", saves=("q", "k", "v", "out0", "out1"), sparse=True, whole=True
+)
+def _gradients(
+    run: Run, grads: Sequence[Tensor | None], saved: Saved
+) -> tuple[Tensor, Tensor, Tensor]:
+    grad, grad_lse = grads
+    grad = torch.zeros_like(saved["out0"]) if grad is None else grad
+    return _attention.differentiate(run, grad, grad_lse, saved)

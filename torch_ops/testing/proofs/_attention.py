@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -205,7 +205,7 @@ def visible(queries: int, keys: int, is_causal: bool, window_left: int) -> Tenso
     return seen
 
 
-def _by_head(x: Tensor, group: int) -> Tensor:
+def by_head(x: Tensor, group: int) -> Tensor:
     """``[B, N, K, D]`` to ``[B, H, N, D]``, each key head once per query head that reads it."""
     return x.transpose(1, 2).repeat_interleave(group, dim=1)
 
@@ -214,12 +214,42 @@ def logits(args: Arguments) -> tuple[Tensor, Tensor]:
     """Exact logits after the soft cap ``[B, H, S, N]``, and the sum of their terms' magnitudes."""
     q = args["q"].double().transpose(1, 2)
     group = q.shape[1] // max(args["k"].shape[2], 1)
-    k = _by_head(args["k"].double(), group)
+    k = by_head(args["k"].double(), group)
     scale = q.shape[-1] ** -0.5 if args["scale"] is None else args["scale"]
     s = scale * (q @ k.transpose(-1, -2))
     size = abs(scale) * (q.abs() @ k.abs().transpose(-1, -2))
     cap = args["logits_soft_cap"]
     return (cap * torch.tanh(s / cap) if cap > 0 else s), size
+
+
+class Probabilities(NamedTuple):
+    """The exact softmax of logits, and what it is made of.
+
+    Attributes:
+        p: ``[B, H, S, N]``, zeros where a query doesn't attend.
+        lse: ``[B, H, S]``.
+        error: Of a logit, for each query: ``[B, H, S]``; see `attend`.
+        seen: ``[S, N]``.
+    """
+
+    p: Tensor
+    lse: Tensor
+    error: Tensor
+    seen: Tensor
+
+
+def probabilities(args: Arguments) -> Probabilities:
+    """Exact probabilities."""
+    unit = rounding(args["q"].dtype)
+    s, size = logits(args)
+    seen = visible(s.shape[-2], s.shape[-1], args["is_causal"], args["window_left"])
+    masked = s.masked_fill(~seen, -math.inf)
+    lse = torch.logsumexp(masked, -1)
+    p = torch.exp(masked - lse.unsqueeze(-1)).masked_fill(~seen.any(-1, keepdim=True), 0.0)
+    sizes = size.masked_fill(~seen, 0.0)
+    largest = sizes.amax(-1) if sizes.shape[-1] else sizes.sum(-1)
+    head_dim, cap = args["q"].shape[-1], args["logits_soft_cap"]
+    return Probabilities(p, lse, unit.acc * ((head_dim**0.5 + 2) * largest + 4 * cap), seen)
 
 
 def attend(args: Arguments, contract: Any) -> tuple[Output, Output]:
@@ -237,19 +267,10 @@ def attend(args: Arguments, contract: Any) -> tuple[Output, Output]:
     """
     _known(contract)
     unit = rounding(args["q"].dtype)
-    s, size = logits(args)
-    seen = visible(s.shape[-2], s.shape[-1], args["is_causal"], args["window_left"])
-    masked = s.masked_fill(~seen, -math.inf)
-    empty = ~seen.any(-1) if s.shape[-1] else torch.ones(s.shape[-2], dtype=torch.bool)
-    lse = torch.logsumexp(masked, -1)
-    p = torch.exp(masked - lse.unsqueeze(-1)).masked_fill(empty.unsqueeze(-1), 0.0)
-    v = _by_head(args["v"].double(), s.shape[1] // max(args["v"].shape[2], 1))
+    p, lse, e, seen = probabilities(args)
+    empty, keys = ~seen.any(-1), p.shape[-1]
+    v = by_head(args["v"].double(), p.shape[1] // max(args["v"].shape[2], 1))
     out, weight = p @ v, p @ v.abs()
-    largest = size.masked_fill(~seen, 0.0).sum(-1) if s.shape[-1] == 0 else (
-        size.masked_fill(~seen, 0.0).amax(-1)
-    )  # fmt: skip
-    head_dim, keys = args["q"].shape[-1], s.shape[-1]
-    e = unit.acc * ((head_dim**0.5 + 2) * largest + 4 * args["logits_soft_cap"])
     low = contract_field(contract, "p_dtype", "float32", "input") == "input"
     relative = torch.expm1(2 * e) + (8 + 2 * keys**0.5) * unit.acc + (unit.u if low else 0.0)
     under = (unit.eta if low else unit.tiny * unit.acc) * _by_head_sum(v, seen)

@@ -27,33 +27,33 @@ def _cap(s: Tensor, cap: float) -> Tensor:
     return cap * torch.tanh(s / cap) if cap > 0 else s
 
 
-def _hide(s: Tensor, seen: Tensor, cap: float) -> Tensor:
+def hide(s: Tensor, seen: Tensor, cap: float) -> Tensor:
     return _cap(s, cap).masked_fill(~seen, -math.inf)
 
 
-def _softmax(s: Tensor, seen: Tensor) -> Tensor:
+def softmax(s: Tensor, seen: Tensor) -> Tensor:
     return torch.softmax(s, -1).masked_fill(~seen.any(-1, keepdim=True), 0.0)
 
 
-def _group_of(heads: int, kv_heads: int) -> Tensor:
+def group_of(heads: int, kv_heads: int) -> Tensor:
     return torch.arange(heads) // max(heads // max(kv_heads, 1), 1)
 
 
-def _nearest(y: Tensor, dtype: torch.dtype) -> Tensor:
+def nearest(y: Tensor, dtype: torch.dtype) -> Tensor:
     return y.to(dtype)
 
 
 def attention(
     mask: Mask = visible,
-    hide: Callable[[Tensor, Tensor, float], Tensor] = _hide,
-    softmax: Callable[[Tensor, Tensor], Tensor] = _softmax,
-    head_map: Callable[[int, int], Tensor] = _group_of,
+    hide: Callable[[Tensor, Tensor, float], Tensor] = hide,
+    softmax: Callable[[Tensor, Tensor], Tensor] = softmax,
+    head_map: Callable[[int, int], Tensor] = group_of,
     scale: Callable[[float], float] = float,
     q: Change = _same,
     k: Change = _same,
     v: Change = _same,
     logits: Change = _same,
-    finish: Callable[[Tensor, torch.dtype], Tensor] = _nearest,
+    finish: Callable[[Tensor, torch.dtype], Tensor] = nearest,
     lse: Change = _same,
 ) -> Callable[..., tuple[Tensor, Tensor]]:
     """Returns attention with its LSE, made of these pieces."""
@@ -84,20 +84,20 @@ def only_out(kernel: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., Tens
     return lambda *args: kernel(*args)[0]
 
 
-def _top_left(queries: int, keys: int, is_causal: bool, window_left: int) -> Tensor:
+def top_left(queries: int, keys: int, is_causal: bool, window_left: int) -> Tensor:
     if not is_causal:
         return visible(queries, keys, is_causal, window_left)
     square = max(queries, keys)
     return visible(square, square, is_causal, window_left)[:queries, :keys]
 
 
-def _one_more(queries: int, keys: int, is_causal: bool, window_left: int) -> Tensor:
+def one_more(queries: int, keys: int, is_causal: bool, window_left: int) -> Tensor:
     """Causal, but the next key is visible too."""
     seen = visible(queries, keys, is_causal, window_left)
     return seen | seen.roll(1, -1) if is_causal and keys > 1 else seen
 
 
-def _window(amount: int) -> Mask:
+def window(amount: int) -> Mask:
     def mask(queries: int, keys: int, is_causal: bool, window_left: int) -> Tensor:
         moved = window_left + amount if window_left >= 0 else window_left
         return visible(queries, keys, is_causal, max(moved, 0) if window_left >= 0 else -1)
@@ -105,11 +105,11 @@ def _window(amount: int) -> Mask:
     return mask
 
 
-def _no_causal(queries: int, keys: int, is_causal: bool, window_left: int) -> Tensor:
+def no_causal(queries: int, keys: int, is_causal: bool, window_left: int) -> Tensor:
     return visible(queries, keys, False, window_left)
 
 
-def _no_window(queries: int, keys: int, is_causal: bool, window_left: int) -> Tensor:
+def no_window(queries: int, keys: int, is_causal: bool, window_left: int) -> Tensor:
     return visible(queries, keys, is_causal, -1)
 
 
@@ -117,7 +117,7 @@ def _cap_after_mask(s: Tensor, seen: Tensor, cap: float) -> Tensor:
     return _cap(s.masked_fill(~seen, -math.inf), cap)
 
 
-def _mild_mask(s: Tensor, seen: Tensor, cap: float) -> Tensor:
+def mild_mask(s: Tensor, seen: Tensor, cap: float) -> Tensor:
     return torch.where(seen, _cap(s, cap), _cap(s, cap) - 10)
 
 
@@ -126,23 +126,23 @@ def _lowest_mask(s: Tensor, seen: Tensor, cap: float) -> Tensor:
     return _cap(s, cap).masked_fill(~seen, torch.finfo(s.dtype).min)
 
 
-def _uncapped(s: Tensor, seen: Tensor, cap: float) -> Tensor:
+def uncapped(s: Tensor, seen: Tensor, cap: float) -> Tensor:
     return s.masked_fill(~seen, -math.inf)
 
 
 def stale_denominator(s: Tensor, seen: Tensor) -> Tensor:
     """Masked after normalizing over every key."""
-    return _softmax(s, seen) * 0.5
+    return softmax(s, seen) * 0.5
 
 
-def _mean_of_empty(s: Tensor, seen: Tensor) -> Tensor:
+def mean_of_empty(s: Tensor, seen: Tensor) -> Tensor:
     empty = ~seen.any(-1, keepdim=True)
-    return _softmax(s, seen).masked_fill(empty, 1 / max(s.shape[-1], 1))
+    return softmax(s, seen).masked_fill(empty, 1 / max(s.shape[-1], 1))
 
 
 def without_last(s: Tensor, seen: Tensor) -> Tensor:
     """The last key's weight is lost."""
-    p = _softmax(s, seen)
+    p = softmax(s, seen)
     return torch.cat([p[..., :-1], torch.zeros_like(p[..., -1:])], -1)
 
 
@@ -155,18 +155,18 @@ def with_sink(s: Tensor, seen: Tensor) -> Tensor:
 
 def eighth(s: Tensor, seen: Tensor) -> Tensor:
     """Weights on a grid of eighths, as a narrow format holds them."""
-    return (_softmax(s, seen) * 8).round() / 8
+    return (softmax(s, seen) * 8).round() / 8
 
 
-def _modulo(heads: int, kv_heads: int) -> Tensor:
+def modulo(heads: int, kv_heads: int) -> Tensor:
     return torch.arange(heads) % max(kv_heads, 1)
 
 
-def _head_0(heads: int, kv_heads: int) -> Tensor:
+def head_0(heads: int, kv_heads: int) -> Tensor:
     return torch.zeros(heads if kv_heads else 0, dtype=torch.int64)
 
 
-def _off_by_one(heads: int, kv_heads: int) -> Tensor:
+def off_by_one(heads: int, kv_heads: int) -> Tensor:
     group = max(heads // max(kv_heads, 1), 1)
     return ((torch.arange(heads) + 1) // group).clamp(max=max(kv_heads - 1, 0))
 
@@ -188,7 +188,7 @@ def _clip(limit: float) -> Change:
     return lambda x: x.clamp(-limit, limit)
 
 
-def _sequence_0(x: Tensor) -> Tensor:
+def sequence_0(x: Tensor) -> Tensor:
     return x[:1].expand(x.shape) if len(x) else x
 
 
@@ -207,17 +207,17 @@ def mutants(convert: Callable[..., Any]) -> tuple[Mutant, ...]:
         return Mutant(name, tuple(kills.split()), convert(attention(**pieces)))
 
     return (
-        mutant("causal_top_left", "bound", mask=_top_left),
-        mutant("causal_one_more", "unseen_keys masked_weight bound", mask=_one_more),
-        mutant("causal_ignored", "bound", mask=_no_causal),
-        mutant("window_one_more", "unseen_keys masked_weight bound", mask=_window(1)),
-        mutant("window_one_less", "bound", mask=_window(-1)),
-        mutant("window_ignored", "unseen_keys masked_weight bound", mask=_no_window),
+        mutant("causal_top_left", "bound", mask=top_left),
+        mutant("causal_one_more", "unseen_keys masked_weight bound", mask=one_more),
+        mutant("causal_ignored", "bound", mask=no_causal),
+        mutant("window_one_more", "unseen_keys masked_weight bound", mask=window(1)),
+        mutant("window_one_less", "bound", mask=window(-1)),
+        mutant("window_ignored", "unseen_keys masked_weight bound", mask=no_window),
         mutant("cap_after_mask", "unseen_keys masked_weight bound", hide=_cap_after_mask),
-        mutant("mask_of_minus_10", "unseen_keys masked_weight bound", hide=_mild_mask),
+        mutant("mask_of_minus_10", "unseen_keys masked_weight bound", hide=mild_mask),
         mutant("mask_of_lowest", "bound", hide=_lowest_mask, softmax=lambda s, _: s.softmax(-1)),
-        mutant("no_cap", "bound", hide=_uncapped),
-        mutant("empty_row_is_mean", "bound", softmax=_mean_of_empty),
+        mutant("no_cap", "bound", hide=uncapped),
+        mutant("empty_row_is_mean", "bound", softmax=mean_of_empty),
         mutant("scale_1_percent_more", "bound", scale=lambda s: s * 1.01),
         mutant("scale_squared", "bound", scale=lambda s: s * s),
         mutant("no_scale", "bound", scale=lambda s: 1.0),
@@ -240,12 +240,12 @@ def mutants(convert: Callable[..., Any]) -> tuple[Mutant, ...]:
         mutant("last_key_dropped", "constant_values bound", softmax=without_last),
         mutant("sink_in_denominator", "constant_values bound", softmax=with_sink),
         mutant("weights_oneighths", "constant_values bound", softmax=eighth),
-        mutant("keys_of_sequence_0", "sequences bound", k=_sequence_0),
-        mutant("values_of_sequence_0", "sequences bound", v=_sequence_0),
-        mutant("queries_of_sequence_0", "sequences bound", q=_sequence_0),
-        mutant("heads_modulo", "heads repeated_heads bound", head_map=_modulo),
-        mutant("key_head_0", "heads bound", head_map=_head_0),
-        mutant("group_off_by_one", "heads bound", head_map=_off_by_one),
+        mutant("keys_of_sequence_0", "sequences bound", k=sequence_0),
+        mutant("values_of_sequence_0", "sequences bound", v=sequence_0),
+        mutant("queries_of_sequence_0", "sequences bound", q=sequence_0),
+        mutant("heads_modulo", "heads repeated_heads bound", head_map=modulo),
+        mutant("key_head_0", "heads bound", head_map=head_0),
+        mutant("group_off_by_one", "heads bound", head_map=off_by_one),
         mutant("group_always_2", "repeated_heads bound", head_map=_always_2),
         mutant("group_power_of_two", "repeated_heads bound", head_map=_power_of_two_group),
         mutant("query_head_0", "heads bound", q=_query_head_0),
