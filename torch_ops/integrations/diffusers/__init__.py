@@ -27,9 +27,11 @@ def accelerate(
     ``load_state_dict()``, LoRA layers, fused projections and `torch.compile` work as before.
 
     Inference only: gradients are refused, so gradient checkpointing has nothing to do. Masks of
-    keys are honored, in compiled code only those without a False; other masks are refused when
-    they turn up. Modules of unknown types, attention with processors of other types, and what is
-    accelerated already are left alone and listed.
+    keys are honored (each module then waits for the device), in compiled code only those without a
+    False; other masks are refused when they turn up, and so are diffusers' own ways to choose or
+    to spread attention. Modules of unknown types, attention with processors of other types, such as
+    those of IP adapters, which are loaded before, and what is accelerated already are left alone
+    and listed.
 
     Args:
         model: A model of diffusers, such as a pipeline's ``transformer``, or a module with one.

@@ -40,14 +40,15 @@ def attend_to_real(layer: Attention, q: Tensor, k: Tensor, v: Tensor, mask: Tens
             "that count; undo() the acceleration for others"
         )
     real = mask.reshape(batch, keys)
-    if torch.compiler.is_dynamo_compiling() or dynamo.traced_otherwise():
+    traced = torch.compiler.is_dynamo_compiling() or dynamo.traced_otherwise()
+    if traced:
         torch._assert_async(real.all(), _COMPILED)
-        return layer(q, k, v)
-    rows = real.cpu()
-    if rows.all():
-        return layer(q, k, v)
+    if traced or real.all():
+        out: Tensor = layer(q, k, v)
+        return out
     asked = q.shape[1]
-    metadata = AttentionMetadata.ragged([asked] * batch, rows.sum(1).tolist(), device=q.device)
-    places = rows.flatten().nonzero().flatten().to(q.device)
+    metadata = AttentionMetadata.ragged([asked] * batch, real.sum(1).tolist(), device=q.device)
+    places = real.flatten().nonzero().flatten()
     packed = (x.flatten(0, 1).index_select(0, places) for x in (k, v))
-    return layer(q.flatten(0, 1), *packed, metadata).unflatten(0, (batch, asked))
+    out = layer(q.flatten(0, 1), *packed, metadata)
+    return out.unflatten(0, (batch, asked))
