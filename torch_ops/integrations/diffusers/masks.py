@@ -50,5 +50,5 @@ def attend_to_real(layer: Attention, q: Tensor, k: Tensor, v: Tensor, mask: Tens
     metadata = AttentionMetadata.ragged([asked] * batch, real.sum(1).tolist(), device=q.device)
     places = real.flatten().nonzero().flatten()
     packed = (x.flatten(0, 1).index_select(0, places) for x in (k, v))
-    out = layer(q.flatten(0, 1), *packed, metadata)
-    return out.unflatten(0, (batch, asked))
+    ragged: Tensor = layer(q.flatten(0, 1), *packed, metadata).unflatten(0, (batch, asked))
+    return ragged
