@@ -155,16 +155,21 @@ def test_an_override_in_one_pipeline_does_not_reach_another() -> None:
     assert torch.equal(again, fast)
 
 
+def roles(made: nn.Module) -> dict[str, str | None]:
+    """Role of the attention layers, by the attention's name in its block."""
+    found = ((n, m) for n, m in made.named_modules() if isinstance(m, Attention))
+    return {name.split(".")[2]: layer.role for name, layer in found}
+
+
 def test_both_attentions_of_a_block_have_layers_of_their_own() -> None:
     made, arguments = model("SD3"), inputs("SD3")
     assert made.transformer_blocks[0].attn.processor is made.transformer_blocks[0].attn2.processor
     plain = run(made, arguments)
     acceleration = accelerate(made)
-    roles = {n: m.role for n, m in made.named_modules() if isinstance(m, Attention)}
-    assert {n.split(".")[2]: role for n, role in roles.items()} == {
-        "attn": "joint",
-        "attn2": "self",
-    }
+    assert roles(made) == {"attn": "joint", "attn2": "self"}
+    video = model("Wan")
+    accelerate(video)
+    assert roles(video) == {"attn1": "self", "attn2": "cross"}
     with override_attention_backend(made, "torch_math", where="*.attn2.*") as token:
         assert token.report.switched == ("transformer_blocks.0.attn2.processor.attention",)
         assert_near(run(made, arguments), plain)

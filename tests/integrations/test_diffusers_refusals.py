@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import pickle
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,11 @@ def test_choices_made_by_diffusers_are_kept_before_and_refused_after() -> None:
         ValueError, match="enable_parallelism: received 2 for attention that runs on"
     ):
         made.single_transformer_blocks[0].attn.processor._parallel_config = 2
+    made.transformer_blocks[0].attn.processor._parallel_config = 2
     made.reset_attention_backend()
+    reason = dict(accelerate(made).left)[DOUBLE]
+    assert reason == "enable_parallelism spread it over devices"
+    made.transformer_blocks[0].attn.processor._parallel_config = None
     assert accelerate(made).replaced == ("pos_embed", DOUBLE)
 
 
@@ -69,6 +74,52 @@ def test_attention_in_blocks_that_mask_otherwise_or_see_an_image_is_left() -> No
         "it attends to an image beside the text"
     )
     assert "blocks.0.attn1.processor" in acceleration.replaced
+    processors = importlib.import_module("diffusers.models.attention_processor")
+    joint = processors.JointAttnProcessor2_0()
+    grouped = processors.Attention(16, heads=2, kv_heads=1, dim_head=8, processor=joint)
+    assert accelerate(grouped).left == (("processor", "its keys are 8 wide and its queries 16"),)
+
+
+def test_embeddings_of_positions_that_are_unknown_or_watched_are_left() -> None:
+    made, arguments = model(), inputs()
+    plain = run(made, arguments)
+    made.pos_embed.register_forward_hook(lambda *_: None)
+    acceleration = accelerate(made)
+    assert dict(acceleration.left)["pos_embed"].startswith("it has forward hooks")
+    assert DOUBLE in acceleration.replaced
+    assert_near(run(made, arguments), plain)
+    acceleration.undo()
+    made.pos_embed.__class__ = type("OwnEmbedding", (type(made.pos_embed),), {})
+    left = dict(accelerate(made).left)
+    reason = f"pos_embed is of unknown type {__name__}.OwnEmbedding"
+    assert (left[DOUBLE], left[SINGLE]) == (reason, reason)
+    assert left["pos_embed"] == f"unknown type {__name__}.OwnEmbedding"
+
+
+def _norm_of_diffusers(**settings: Any) -> nn.Module:
+    norms: Any = importlib.import_module("diffusers.models.normalization")
+    made: nn.Module = norms.RMSNorm(8, eps=1e-6, **settings)
+    return made.requires_grad_(False)
+
+
+def test_norms_that_no_op_computes_are_left() -> None:
+    norms = nn.Sequential(nn.RMSNorm(8), nn.LayerNorm((2, 8)), _norm_of_diffusers(bias=True))
+    reasons = [reason for _, reason in accelerate(norms).left]
+    assert reasons == [
+        "its eps is None, which depends on the dtype of a call",
+        "it normalizes over 2 dimensions",
+        "it has a bias, which rms_norm has not",
+    ]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_a_norm_of_diffusers_gives_the_dtype_of_its_weight(dtype: torch.dtype) -> None:
+    norms = nn.Sequential(_norm_of_diffusers())
+    nn.init.uniform_(norms[0].weight, 0.5, 1.5)
+    x = torch.randn(5, 8).to(torch.float16 if dtype == torch.float32 else torch.float32)
+    plain = norms.to(dtype)(x)
+    assert accelerate(norms).replaced == ("0",)
+    assert_near(norms(x), plain, roundings=4)
 
 
 def test_gradients_are_refused_and_checkpoints_do_no_harm() -> None:
@@ -85,17 +136,26 @@ def test_gradients_are_refused_and_checkpoints_do_no_harm() -> None:
     assert_near(run(made, arguments), plain)
 
 
-def test_fused_projections_take_part() -> None:
-    made, arguments = model(), inputs()
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("Flux", "transformer_blocks.0.attn.to_added_qkv"),
+        ("Wan", "blocks.0.attn1.to_qkv"),
+        ("Wan", "blocks.0.attn2.to_kv"),
+    ],
+)
+def test_fused_projections_take_part(kind: str, name: str) -> None:
+    made, arguments = model(kind), inputs(kind)
     plain = run(made, arguments)
     accelerate(made)
     split = run(made, arguments)
     made.fuse_qkv_projections()
-    attention = made.transformer_blocks[0].attn
-    assert_near(run(made, arguments), plain)
+    fused = run(made, arguments)
+    assert_near(fused, plain)
     with torch.no_grad():
-        attention.to_added_qkv.weight.mul_(2)
-    assert not torch.equal(run(made, arguments), plain)
+        made.get_submodule(name).weight.mul_(2)
+    with pytest.raises(AssertionError, match="allowed"):
+        assert_near(run(made, arguments), fused)
     made.unfuse_qkv_projections()
     assert torch.equal(run(made, arguments), split)
 
@@ -111,8 +171,10 @@ def test_a_model_changes_its_dtype(dtype: torch.dtype) -> None:
     made.to(dtype)
     fast = run(made, arguments)
     acceleration.undo()
-    plain = run(made, arguments)
-    assert_near(fast, plain)
+    assert_near(fast, run(made, arguments))
+    accelerate(made)
+    layers = [layer for layer in made.modules() if isinstance(layer, Attention)]
+    assert {next(layer.buffers()).dtype for layer in layers} == {dtype}  # decides what serves it
 
 
 def test_copies_are_independent_and_a_saved_model_is_a_plain_one(tmp_path: Path) -> None:
