@@ -115,7 +115,8 @@ def test_norms_that_no_op_computes_are_left() -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 def test_a_norm_of_diffusers_gives_the_dtype_of_its_weight(dtype: torch.dtype) -> None:
     norms = nn.Sequential(_norm_of_diffusers())
-    nn.init.uniform_(norms[0].weight, 0.5, 1.5)
+    for weight in norms.parameters():
+        nn.init.uniform_(weight, 0.5, 1.5)
     x = torch.randn(5, 8).to(torch.float16 if dtype == torch.float32 else torch.float32)
     plain = norms.to(dtype)(x)
     assert accelerate(norms).replaced == ("0",)

@@ -152,9 +152,8 @@ class SD3Processor(Processor):
         if text is None:
             return _through(attn.to_out, out)
         image, text = out.split([image.shape[1], text.shape[1]], dim=1)
-        return _through(attn.to_out, image), text if attn.context_pre_only else attn.to_add_out(
-            text
-        )
+        text = text if attn.context_pre_only else attn.to_add_out(text)
+        return _through(attn.to_out, image), text
 
 
 class QwenImageProcessor(Processor):
