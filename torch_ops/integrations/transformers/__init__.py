@@ -7,20 +7,19 @@ implementation "torch_ops", for any model: see `interface.register_attention`.
 from __future__ import annotations
 
 import importlib.util
-import logging
 
 import torch
 from torch import nn
 
-from torch_ops.attention import Attention, AttentionBackend
+from torch_ops.attention import AttentionBackend
+from torch_ops.integrations.acceleration import Acceleration, carry_out
 from torch_ops.integrations.extras import require
-from torch_ops.integrations.transformers.acceleration import Acceleration, commit
+from torch_ops.integrations.transformers.acceleration import forget_recorders
 from torch_ops.integrations.transformers.families import KNOWN
 from torch_ops.integrations.transformers.interface import register_attention
 
 __all__ = ["Acceleration", "accelerate"]
 
-_log = logging.getLogger(__name__)
 if importlib.util.find_spec("transformers") is not None:
     register_attention()
 
@@ -55,14 +54,4 @@ def accelerate(
     # Tensors made here must be plain ones, whatever mode the caller is in.
     with torch.inference_mode(False), torch.no_grad():
         plan = Plan(model, attention)
-        commit(plan.swaps)
-    swaps = [swap for swap in plan.swaps if swap.became]
-    became = {place.name: swap.became for swap in swaps for place in swap.places}
-    done = Acceleration(tuple(became), tuple(plan.left), model, became, plan.swaps)
-    if not any(isinstance(module, Attention) for module in model.modules()):
-        _log.warning(
-            "accelerate: no attention of %s is of a known type (%s): %d modules replaced, %d left; "
-            "print what accelerate returns",
-            type(model).__name__, ", ".join(KNOWN), len(done.replaced), len(done.left),
-        )  # fmt: skip
-    return done
+        return carry_out(model, plan.swaps, plan.left, KNOWN, forget_recorders)

@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from torch_ops.integrations.acceleration import obstacle_on
 from torch_ops.integrations.transformers.mlp import GATES
 from torch_ops.integrations.transformers.projection import unfusable
 
@@ -111,13 +112,9 @@ def plain_linear(module: nn.Module) -> bool:
 
 def misfit(module: nn.Module, role: Role) -> str | None:
     """Say why a module of a known type can't be replaced, or None if it can."""
-    for hooks in (module._forward_hooks, module._forward_pre_hooks):
-        if any(not only_records(hook) for hook in hooks.values()):
-            return "it has forward hooks, which its replacement would not run"
-    if "forward" in vars(module):
-        return "its forward was replaced on the instance"
+    reason = obstacle_on(module, only_records)
     check = _CHECKS.get(role.kind)
-    return check(module, role.family) if check else None
+    return check(module, role.family) if reason is None and check else reason
 
 
 def only_records(hook: Callable[..., Any]) -> bool:

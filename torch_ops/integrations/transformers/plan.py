@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -11,8 +11,9 @@ from typing import Any
 from torch import nn
 
 from torch_ops.attention import AttentionBackend
+from torch_ops.integrations.acceleration import Place, Swap, places_of
 from torch_ops.integrations.transformers import families
-from torch_ops.integrations.transformers.acceleration import Place, Swap
+from torch_ops.integrations.transformers.acceleration import FusingSwap
 from torch_ops.integrations.transformers.attention import SelfAttention
 from torch_ops.integrations.transformers.experts import SparseExperts
 from torch_ops.integrations.transformers.head import OutputLinear
@@ -36,9 +37,7 @@ class Plan:
         self.left: list[tuple[str, str]] = []
         self._model = model
         self._backend = attention
-        self._modules: dict[str, nn.Module] = {}
-        self._places: dict[int, list[Place]] = defaultdict(list)
-        self._collect()
+        self._modules, self._places = places_of(model)
         self._holders = Counter(
             id(parameter)
             for module in self._modules.values()
@@ -51,14 +50,6 @@ class Plan:
             if name and id(module) not in self._settled:
                 self._decide(name, module)
         self._plan_configs()
-
-    def _collect(self) -> None:
-        for name, module in self._model.named_modules(remove_duplicate=False):
-            if id(module) not in self._places:
-                self._modules[name] = module
-            owner, _, attribute = name.rpartition(".")
-            place = Place(self._model.get_submodule(owner), attribute, name)
-            self._places[id(module)].append(place)
 
     def _blocked_attention(self) -> dict[int, str]:
         """Reason per rotary embedding and attention of decoders that can't change as a whole.
@@ -132,7 +123,7 @@ class Plan:
             self.left.append((name, reason))
         else:
             replacement, became = self._build(module, role)
-            self.swaps.append(Swap(module, replacement, self._places[id(module)], became))
+            self.swaps.append(FusingSwap(module, replacement, self._places[id(module)], became))
             self._adopt(module, replacement)
         self._settle(module, _nested)
 
