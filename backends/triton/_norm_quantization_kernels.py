@@ -6,19 +6,20 @@ import triton.language as tl
 
 from ._launch import kernel
 from ._norm_kernels import _add, _vector
-from ._quantization_kernels import codes, scale_of
+from ._quantization_kernels import shared_codes, store_scales
 from ._rows import offset
 
 __all__ = ["whole"]
 
 
-@kernel()
+@kernel(unaligned=("given",))
 def whole(
     x: tl.tensor, r: tl.tensor, w: tl.tensor, q: tl.tensor, s: tl.tensor, total: tl.tensor,
-    rows: tl.int64, lanes: tl.int32, x_step: tl.int64, x_outer: tl.int64,
+    given: tl.tensor, rows: tl.int64, lanes: tl.int32, x_step: tl.int64, x_outer: tl.int64,
     r_step: tl.int64, r_outer: tl.int64, inner: tl.int64, eps: tl.float64,
     LARGEST: tl.constexpr, INT8: tl.constexpr, NESTED: tl.constexpr,
-    LANE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, LATE: tl.constexpr,
+    LANE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, GROUP: tl.constexpr,
+    LATE: tl.constexpr,
 ) -> None:  # fmt: skip
     """Take ROWS rows, each read once; the weight with them, or LATE as in the norm alone."""
     columns = lanes * LANE
@@ -42,7 +43,6 @@ def whole(
         gain = _vector(w, cols, inside)
     v *= gain.to(tl.float32)
     v = v.to(x.dtype.element_ty).to(tl.float32)  # what the norm alone would have stored
-    scale = scale_of(tl.max(tl.abs(v), 1, keep_dims=True), LARGEST)
-    v = codes(v, tl.div_rn(1.0, scale), LARGEST, INT8)
+    v, scale = shared_codes(v, given, LARGEST, INT8, ROWS, BLOCK, GROUP)
     tl.store(q + target, v.to(q.dtype.element_ty), mask)
-    tl.store(s + row, scale, row < rows)
+    store_scales(s, scale, given, row, rows, columns, BLOCK, GROUP)

@@ -130,10 +130,15 @@ def _quantized(kind: torch.dtype, codes: torch.dtype) -> None:
     quantize.quantize_rows(many[:, :33], torch.int8)
     fused = importlib.import_module(f"{BACKEND}._norm_quantization")
     fused.add_normalize_quantize(many, many, many[0], 1e-6, codes)
-    fused.normalize_quantize(many[:, :33], many[0, :33], 1e-6, codes)
+    given = quantize.Scales(given=torch.ones(()))
+    fused.normalize_quantize(many[:, :33], many[0, :33], 1e-6, codes, given)
     gates = importlib.import_module(f"{BACKEND}._gate_quantization")
-    gates.gated_quantize(many[:, :66], 0, codes)
+    gates.gated_quantize(many[:, :66], 0, codes, given)
     gates.gated_quantize(many, 0, codes)
+    if kind == torch.bfloat16:
+        groups = quantize.Scales(group=128)
+        fused.add_normalize_quantize(many, many, many[0], 1e-6, codes, groups)
+        gates.gated_quantize(many, 0, codes, groups)
 
 
 def _heads(kind: torch.dtype) -> None:

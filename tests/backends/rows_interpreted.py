@@ -72,39 +72,50 @@ def _composed(what: str, dtype: str) -> None:
     import torch
 
     both = _norms_at_once if what == "norms" else _gates_at_once
-    kind = getattr(torch, dtype)
-    for shape in ((5, 96), (2, 3, 200), (1, 1), (3, 0), (0, 8), (2, 20480)):
+    quantization = importlib.import_module(f"{BACKEND}._quantization")
+    kind, given = getattr(torch, dtype), torch.rand(2)[1:] + 0.01
+    by_row = ((5, 96), (2, 3, 200), (1, 1), (3, 0), (0, 8), (2, 20480))
+    calls: list[Any] = [(shape, (0, None)) for shape in by_row]
+    if dtype == "float16":  # which is rounded in between
+        calls += [((5, 96), (32, None)), ((2, 40), (8, None)), ((3, 0), (16, None))]
+        calls += [(shape, (0, given)) for shape in ((5, 96), (0, 8))]
+    for shape, scales in calls:
         for step in (1, 2, 1):  # the last launch is one that is known
-            found, wanted = both(shape, step, kind)
+            found, wanted = both(shape, step, kind, quantization.Scales(*scales))
             if not all(map(torch.equal, found, wanted)):
-                raise AssertionError(f"{shape}, every {step}: {found} instead of {wanted}")
+                text = f"{shape}, every {step}, {scales}: {found} instead of {wanted}"
+                raise AssertionError(text)
 
 
-def _norms_at_once(shape: tuple[int, ...], step: int, kind: Any) -> tuple[list[Any], list[Any]]:
+def _norms_at_once(
+    shape: tuple[int, ...], step: int, kind: Any, scales: Any
+) -> tuple[list[Any], list[Any]]:
     import torch
 
     fused = importlib.import_module(f"{BACKEND}._norm_quantization")
     norms = importlib.import_module(f"{BACKEND}._norms")
-    quantize = importlib.import_module(f"{BACKEND}._quantization").quantize_rows
+    quantize = importlib.import_module(f"{BACKEND}._quantization").quantize
     x, r = (torch.randn(*shape[:-1], step * shape[-1]).to(kind)[..., ::step] for _ in "xr")
     w = torch.randn(shape[-1])
     y, total = norms.add_normalize(x, r, w, 1e-6)
     plain = norms.normalize(x, w, None, 1e-6, norms.RMS)
     return [
-        *fused.normalize_quantize(x, w, 1e-6, torch.int8),
-        *fused.add_normalize_quantize(x, r, w, 1e-6, torch.int8),
-    ], [*quantize(plain, torch.int8), *quantize(y, torch.int8), total]
+        *fused.normalize_quantize(x, w, 1e-6, torch.int8, scales),
+        *fused.add_normalize_quantize(x, r, w, 1e-6, torch.int8, scales),
+    ], [*quantize(plain, torch.int8, scales), *quantize(y, torch.int8, scales), total]
 
 
-def _gates_at_once(shape: tuple[int, ...], step: int, kind: Any) -> tuple[list[Any], list[Any]]:
+def _gates_at_once(
+    shape: tuple[int, ...], step: int, kind: Any, scales: Any
+) -> tuple[list[Any], list[Any]]:
     import torch
 
     fused = importlib.import_module(f"{BACKEND}._gate_quantization")
     gates = importlib.import_module(f"{BACKEND}._gates")
-    quantize = importlib.import_module(f"{BACKEND}._quantization").quantize_rows
+    quantize = importlib.import_module(f"{BACKEND}._quantization").quantize
     x = torch.randn(*shape[:-1], 2 * step * shape[-1]).to(kind)[..., ::step]
-    found = fused.gated_quantize(x, gates.SILU, torch.int8)
-    return [*found], [*quantize(gates.gated(x, gates.SILU), torch.int8)]
+    found = fused.gated_quantize(x, gates.SILU, torch.int8, scales)
+    return [*found], [*quantize(gates.gated(x, gates.SILU), torch.int8, scales)]
 
 
 def specs(op: str, dtype: str, part: str) -> list[Any]:
