@@ -49,6 +49,10 @@ def _quantize_groups(rows: int, dtype: torch.dtype) -> Arguments:
     return {"x": torch.randn(rows, 2, 128, dtype=dtype), "group_size": 8}
 
 
+def _scale() -> Tensor:
+    return torch.rand(1) + 0.5
+
+
 def _rope(rows: int, dtype: torch.dtype) -> Arguments:
     return {
         "q": torch.randn(rows, 4, HIDDEN, dtype=dtype),
@@ -225,7 +229,7 @@ MAKERS: dict[str, Callable[[int, torch.dtype], Arguments]] = {
     "quantize_fp8_per_group": _quantize_groups,
     "quantize_fp8_per_tensor": lambda rows, dtype: {
         "x": _x(rows, dtype),
-        "scale": torch.rand(1) + 0.5,
+        "scale": _scale(),
     },
     "quantize_fp8_per_token": _gate,
     "quantize_int8_per_token": _gate,
@@ -239,6 +243,29 @@ MAKERS: dict[str, Callable[[int, torch.dtype], Arguments]] = {
     "silu_and_mul": _gate,
     "silu_and_mul_backward": _gate_gradient,
     "silu_and_mul_quant_fp8": _gate,
+    "rms_norm_quant_fp8_per_group": lambda rows, dtype: {**_norm(rows, dtype), "group_size": 8},
+    "rms_norm_quant_fp8_per_tensor": lambda rows, dtype: {
+        "x": _x(rows, dtype),
+        "weight": _vector(dtype),
+        "scale": _scale(),
+        "eps": 1e-5,
+    },
+    "fused_add_rms_norm_quant_fp8_per_group": lambda rows, dtype: {
+        **_fused(rows, dtype),
+        "group_size": 8,
+    },
+    "fused_add_rms_norm_quant_fp8_per_tensor": lambda rows, dtype: {
+        "x": _x(rows, dtype),
+        "residual": _x(rows, dtype),
+        "weight": _vector(dtype),
+        "scale": _scale(),
+        "eps": 1e-5,
+    },
+    "silu_and_mul_quant_fp8_per_group": lambda rows, dtype: {**_gate(rows, dtype), "group_size": 4},
+    "silu_and_mul_quant_fp8_per_tensor": lambda rows, dtype: {
+        **_gate(rows, dtype),
+        "scale": _scale(),
+    },
     "topk_softmax": _routing,
     "varlen_attention": _varlen,
     "varlen_attention_with_lse": _varlen,

@@ -94,11 +94,16 @@ SCALE = [
     case("scale", "rank", rank("scale", 1, 1), r"of shape \[1, 1\]", r"\[1\] or \[\]"),
     case("scale", "device", to("scale", "meta"), "on device", "as 'x'"),
 ]
-GROUP = [
-    *X,
-    case("group_size", "none", put("group_size", 0), "0", "a divisor of 128"),
-    case("group_size", "no divisor", put("group_size", 5), "5", "a divisor of 128"),
-]
+
+
+def groups(columns: int) -> list[Any]:
+    """What the size of a group can't be."""
+    return [
+        case("group_size", "none", put("group_size", 0), "0", f"a divisor of {columns}"),
+        case("group_size", "no divisor", put("group_size", 5), "5", f"a divisor of {columns}"),
+    ]
+
+
 ROPE = [
     *floats("q"),
     case("q", "rank", rank("q", 3, 16), r"of shape \[3, 16\]", r"rank 3, \[T, H, D\]"),
@@ -413,6 +418,8 @@ BAD: dict[str, list[Any]] = {
     "gemma_fused_add_rms_norm": FUSED,
     "fused_add_rms_norm_": [*FUSED, *SHARED],
     "fused_add_rms_norm_quant_fp8": FUSED,
+    "fused_add_rms_norm_quant_fp8_per_group": [*FUSED, *groups(16)],
+    "fused_add_rms_norm_quant_fp8_per_tensor": [*FUSED, *SCALE],
     "fused_experts": EXPERTS,
     "gelu_and_mul": GATE,
     "gelu_and_mul_backward": GATE_GRADIENT,
@@ -426,7 +433,7 @@ BAD: dict[str, list[Any]] = {
     "moe_align_block_size": ALIGN,
     "paged_decode": PAGED,
     "paged_prefill": PREFILL,
-    "quantize_fp8_per_group": GROUP,
+    "quantize_fp8_per_group": [*X, *groups(128)],
     "quantize_fp8_per_tensor": [*X, *SCALE],
     "quantize_fp8_per_token": X,
     "quantize_int8_per_token": X,
@@ -449,9 +456,13 @@ BAD: dict[str, list[Any]] = {
     "top_k_renorm_probs": [*PROBS, *numbers("k", "int32")],
     "top_p_renorm_probs": [*PROBS, *numbers("p", "float32")],
     "rms_norm_quant_fp8": NORM,
+    "rms_norm_quant_fp8_per_group": [*NORM, *groups(16)],
+    "rms_norm_quant_fp8_per_tensor": [*NORM, *SCALE],
     "silu_and_mul": GATE,
     "silu_and_mul_backward": GATE_GRADIENT,
     "silu_and_mul_quant_fp8": GATE,
+    "silu_and_mul_quant_fp8_per_group": [*GATE, *groups(8)],
+    "silu_and_mul_quant_fp8_per_tensor": [*GATE, *SCALE],
     "topk_softmax": ROUTING,
     "varlen_attention": VARLEN,
     "varlen_attention_with_lse": VARLEN,
