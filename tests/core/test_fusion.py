@@ -41,11 +41,30 @@ def all_of_them(x: Tensor, residual: Tensor, eps: float = 1e-5, **how: Any) -> A
     return (*q, *ops.quantize_fp8_per_token(ops.silu_and_mul(total)))
 
 
+def in_groups(x: Tensor, residual: Tensor, eps: float = 1e-5, **how: Any) -> Any:
+    y, total = ops.fused_add_rms_norm(x, residual, WEIGHT, eps)
+    z = ops.quantize_fp8_per_group(ops.rms_norm(x, WEIGHT, eps), 64)
+    gated = ops.quantize_fp8_per_group(ops.silu_and_mul(x), group_size=16)
+    return (*ops.quantize_fp8_per_group(y, 32), total * 2, *z, *gated)
+
+
+def by_a_scale(x: Tensor, residual: Tensor, eps: float = 1e-5, **how: Any) -> Any:
+    scale = residual.abs().amax().float() / 100
+    one = scale.view(1)
+    y, total = ops.fused_add_rms_norm(x, residual, WEIGHT, eps)
+    z = ops.quantize_fp8_per_tensor(ops.rms_norm(x, WEIGHT, eps), scale)
+    gated = ops.quantize_fp8_per_tensor(ops.silu_and_mul(x), scale=one)
+    return (*ops.quantize_fp8_per_tensor(y, scale), total * 2, *z, *gated)
+
+
+QUANTIZED = ("fused_add_rms_norm_quant_fp8", "rms_norm_quant_fp8", "silu_and_mul_quant_fp8")
 PAIRS: dict[str, tuple[Callable[..., Any], list[str]]] = {
     "norm_quant": (norm_quant, ["rms_norm_quant_fp8"]),
     "add_norm_quant": (add_norm_quant, ["fused_add_rms_norm_quant_fp8"]),
     "silu_quant": (silu_quant, ["silu_and_mul_quant_fp8"]),
     "add_norm": (add_norm, ["fused_add_rms_norm"]),
+    "in_groups": (in_groups, [f"{op}_per_group" for op in QUANTIZED]),
+    "by_a_scale": (by_a_scale, [f"{op}_per_tensor" for op in QUANTIZED]),
     "all_of_them": (all_of_them, ["fused_add_rms_norm_quant_fp8", "silu_and_mul_quant_fp8"]),
 }
 
@@ -199,6 +218,31 @@ def _late_weight(x: Tensor, residual: Tensor) -> Any:
     return (ops.rms_norm(total, WEIGHT * 2),)
 
 
+def _computed_scale(x: Tensor, residual: Tensor) -> Any:
+    return ops.quantize_fp8_per_tensor(ops.rms_norm(x, WEIGHT))
+
+
+def _late_scale(x: Tensor, residual: Tensor) -> Any:
+    y = ops.rms_norm(x, WEIGHT)
+    scale = residual.amax().float()
+    return ops.quantize_fp8_per_tensor(y, scale)
+
+
+def _written_scale(x: Tensor, residual: Tensor) -> Any:
+    scale = residual.amax().float()
+    y = ops.rms_norm(x, WEIGHT)
+    scale.mul_(2)
+    return ops.quantize_fp8_per_tensor(y, scale)
+
+
+def _rotated_and_appended(x: Tensor, residual: Tensor) -> Any:
+    places, angles = torch.arange(5), torch.linspace(0, 1, 5 * 32).view(5, 32)
+    q, k = ops.apply_rope(x.view(5, 2, 32), residual[:, None, :32], angles, places)
+    caches = x.new_zeros(2, 4, 1, 32), x.new_zeros(2, 4, 1, 32)
+    ops.append_paged_kv_(k, residual[:, None, 32:], *caches, places)
+    return q, *caches
+
+
 def _turned(x: Tensor, residual: Tensor) -> Any:
     return (ops.rms_norm(x.t() + residual.t(), FIVE),)
 
@@ -214,6 +258,10 @@ def _turned(x: Tensor, residual: Tensor) -> Any:
         (_broadcast, "op 'fused_add_rms_norm': argument 'residual' is of shape [1, 64]"),
         (_written, "mul_ writes between the two"),
         (_late_weight, "mul is made after the sum"),
+        (_computed_scale, "scale is None, which rms_norm_quant_fp8_per_tensor doesn't take: one"),
+        (_late_scale, "scale is made after y"),
+        (_written_scale, "mul_ writes between the two"),
+        (_rotated_and_appended, "no backend of both has one kernel for them"),
         (_turned, "the sum isn't contiguous, and that of the fused op is"),
     ],
 )
