@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -53,35 +53,48 @@ class Pair:
         if self.between is not None:
             return [], f"{self.between!r} lies between"
         declaration = catalogue()[self.found.fused]
-        if self.first is not None:
-            first = _named(self.first)
-        else:
-            first = dict(zip(("x", "residual"), self.node.args, strict=True))
-        named = _named(self.second) | first
+        summands = zip(("x", "residual"), self.node.args, strict=True)
+        named = _named(self.second) | (_named(self.first) if self.first else dict(summands))
         values = [named[name] for name in declaration.signature.parameters]
         return values, self._bound() or self._unfit(declaration, values)
 
     def _bound(self) -> str | None:
-        """Give why the fused call can't stand where the first one does, or None."""
+        """Give why no call can stand for both, or None."""
         first, second = self.node, self.second.node
-        if self.first is not None:
-            parts = _parts(first)
-            takers = [user for user in first.users if user not in parts]
-            takers += [user for part in parts if part.args[1] == 0 for user in part.users]
-            others = [user for user in takers if user is not second]
-            if others:
-                return f"{others[0].name} takes what lies between, too"
-        order = {node: place for place, node in enumerate(first.graph.nodes)}
+        taken, kept = self._users()
+        if taken:
+            return f"{taken[0].name} takes what lies between, too"
+        if any(value is self.second.values[0] for value in self.second.values[1:]):
+            return f"{second.name} takes what lies between twice"
         others = [node for node in second.all_input_nodes if node is not self.second.values[0]]
-        late = [node for node in others if order[node] > order[first]]
-        what = "the sum" if self.first is None else first.name
-        if late:
-            return f"{late[0].name} is made after {what}"
         if self.first is not None and not others:
             return None
+        order = {node: place for place, node in enumerate(first.graph.nodes)}
+        early = [node for node in kept if order[node] < order[second]]
+        late = self._late()
+        if late and early:
+            return f"{late[0].name} is made after {early[0].name} takes what {first.name} gives"
         between = [node for node in order if order[first] < order[node] < order[second]]
         written = next((node for node in between if writes(node)), None)
         return None if written is None else f"{written.name} writes between the two"
+
+    def _users(self) -> tuple[list[Node], list[Node]]:
+        """Give who else takes what lies between and won't be there, and what will be."""
+        others = [user for user in self.node.users if user is not self.second.node]
+        if self.first is None:
+            return [], others
+        parts = _parts(self.node)
+        taken = [user for user in others if user not in parts]
+        kept = list[Node]()
+        for part in parts:
+            (kept if _place(part) != self.found.result else taken).extend(part.users)
+        return [user for user in taken if user is not self.second.node], kept
+
+    def _late(self) -> list[Node]:
+        """Give what the second call takes that is made after the first one."""
+        order = {node: place for place, node in enumerate(self.node.graph.nodes)}
+        others = [n for n in self.second.node.all_input_nodes if n is not self.second.values[0]]
+        return [node for node in others if order[node] > order[self.node]]
 
     def _unfit(self, declaration: Declaration, values: list[Any]) -> str | None:
         """Give why the fused op doesn't take these arguments, or None."""
@@ -106,33 +119,23 @@ class Pair:
         target, args = packet.default, tuple(values)
         if backend:
             target, args = packet.backend, (*values, backend)
-        with graph.inserting_before(self.node):
+        second = self.second.node
+        with graph.inserting_before(second if self._late() else self.node):
             one = graph.call_function(target, args)
-        one.meta = dict(self.second.node.meta)
+        parts = _parts(self.node)
+        made, first = example(second), example(self.node)
+        moved = {part: _place(part) + 1 for part in parts if _place(part) != self.found.result}
+        results = (*made, *first[1:]) if parts else made
         if self.first is None:
-            self._with_sum(graph, one)
-            return
-        self.second.node.replace_all_uses_with(one)
-        graph.erase_node(self.second.node)
-        rest = [part for part in _parts(self.node) if part.args[1] != 0]
-        if not isinstance(example(self.node), Tensor):
-            one.meta["example_value"] = (*example(one), *example(self.node)[1:])
-        for part in _parts(self.node):
-            if part in rest:  # behind codes and scale
-                part.args = (one, part.args[1] + 1)
-            else:
-                graph.erase_node(part)
-        graph.erase_node(self.node)
-
-    def _with_sum(self, graph: Graph, one: Node) -> None:
-        """Take the norm and the sum from the fused call."""
-        one.meta["example_value"] = (example(self.second.node), example(self.node))
-        with graph.inserting_after(one):
-            total = graph.call_function(operator.getitem, (one, 1))
-            out = graph.call_function(operator.getitem, (one, 0))
-        for old, new in ((self.second.node, out), (self.node, total)):
+            results, moved = (made, first), {second: 0, self.node: 1}
+        one.meta = {**second.meta, "example_value": results}
+        for old, place in moved.items():
+            with graph.inserting_after(one):
+                new = graph.call_function(operator.getitem, (one, place))
             new.meta = dict(old.meta)
             old.replace_all_uses_with(new)
+        second.replace_all_uses_with(one)
+        for old in (second, *parts, self.node):
             graph.erase_node(old)
 
 
@@ -146,13 +149,14 @@ def pairs_in(graph: Graph) -> Iterator[Pair]:
 
 
 def _pair(second: Call) -> Pair | None:
-    value, between, result = second.values[0] if second.values else None, None, 0
+    value: Any = second.values[0] if second.values else None
+    between, result = None, 0
     if isinstance(value, Node) and _name(value) in _VIEWS and isinstance(value.args[0], Node):
         between, value = _name(value), value.args[0]
     if not isinstance(value, Node):
         return None
     if value.target is operator.getitem and value in _parts(value.args[0]):
-        value, result = value.args
+        value, result = value.args[0], _place(value)
     first = call_of(value)
     name = ADD if _is_sum(value) else None if first is None else first.declaration.name
     found = _BY_CALLS.get((str(name), second.declaration.name))
@@ -166,6 +170,10 @@ def _parts(node: Any) -> list[Node]:
     if not isinstance(node, Node) or isinstance(node.meta.get("example_value"), Tensor):
         return []
     return [user for user in node.users if user.target is operator.getitem]
+
+
+def _place(part: Node) -> int:
+    return cast(int, part.args[1])
 
 
 def _named(call: Call) -> dict[str, Any]:

@@ -50,10 +50,9 @@ def in_groups(x: Tensor, residual: Tensor, eps: float = 1e-5, **how: Any) -> Any
 
 def by_a_scale(x: Tensor, residual: Tensor, eps: float = 1e-5, **how: Any) -> Any:
     scale = residual.abs().amax().float() / 100
-    one = scale.view(1)
     y, total = ops.fused_add_rms_norm(x, residual, WEIGHT, eps)
     z = ops.quantize_fp8_per_tensor(ops.rms_norm(x, WEIGHT, eps), scale)
-    gated = ops.quantize_fp8_per_tensor(ops.silu_and_mul(x), scale=one)
+    gated = ops.quantize_fp8_per_tensor(ops.silu_and_mul(x), scale=scale.view(1))
     return (*ops.quantize_fp8_per_tensor(y, scale), total * 2, *z, *gated)
 
 
@@ -213,19 +212,20 @@ def _written(x: Tensor, residual: Tensor) -> Any:
     return ops.rms_norm(total, WEIGHT), total
 
 
+def _twice(x: Tensor, residual: Tensor) -> Any:
+    total = x[0] + residual[0]
+    return (ops.rms_norm(total, total),)
+
+
 def _late_weight(x: Tensor, residual: Tensor) -> Any:
     total = x + residual
-    return (ops.rms_norm(total, WEIGHT * 2),)
+    early = total * 3
+    weight = WEIGHT * 2
+    return ops.rms_norm(total, weight), early
 
 
 def _computed_scale(x: Tensor, residual: Tensor) -> Any:
     return ops.quantize_fp8_per_tensor(ops.rms_norm(x, WEIGHT))
-
-
-def _late_scale(x: Tensor, residual: Tensor) -> Any:
-    y = ops.rms_norm(x, WEIGHT)
-    scale = residual.amax().float()
-    return ops.quantize_fp8_per_tensor(y, scale)
 
 
 def _written_scale(x: Tensor, residual: Tensor) -> Any:
@@ -257,9 +257,9 @@ def _turned(x: Tensor, residual: Tensor) -> Any:
         (_mixed, "op 'fused_add_rms_norm': argument 'residual' is torch.float32"),
         (_broadcast, "op 'fused_add_rms_norm': argument 'residual' is of shape [1, 64]"),
         (_written, "mul_ writes between the two"),
-        (_late_weight, "mul is made after the sum"),
+        (_twice, "rms_norm_default takes what lies between twice"),
+        (_late_weight, "weight is made after early takes what total gives"),
         (_computed_scale, "scale is None, which rms_norm_quant_fp8_per_tensor doesn't take: one"),
-        (_late_scale, "scale is made after y"),
         (_written_scale, "mul_ writes between the two"),
         (_rotated_and_appended, "no backend of both has one kernel for them"),
         (_turned, "the sum isn't contiguous, and that of the fused op is"),

@@ -525,7 +525,8 @@ for way in os.environ["WAYS"].split():
         found = torch.compile(called)()
         ran = [record.backend.value for record in seen.records] or ["dissolved"]
         torch.testing.assert_close(found, called())
-    hits = counters["inductor"]["fxgraph_cache_hit"] + counters["aot_autograd"]["autograd_cache_hit"]
+    hits = counters["inductor"]["fxgraph_cache_hit"]
+    hits += counters["aot_autograd"]["autograd_cache_hit"]
     print(way, *ran, "cached" if hits else "compiled", end=", ")
 """
 
