@@ -32,9 +32,9 @@ def fused_add_rms_norm_quant_fp8_per_group(
         group_size: Elements of a group, a divisor of hidden.
 
     Returns:
-        ``(q, scale, residual_out)``: q and scale those of `quantize_fp8_per_group`, ``[...,
-        hidden]`` float8 and ``[..., hidden / group_size]`` float32; residual_out the sum, rounded
-        once to the dtype of x. A row with NaN or an infinity is undefined.
+        ``(q, scale, residual_out)``: q and scale those of `quantize_fp8_per_group`,
+        ``[..., hidden]`` float8 and ``[..., hidden / group_size]`` float32; residual_out the sum,
+        rounded once to the dtype of x. A row with NaN or an infinity is undefined.
 
     Raises:
         TypeError: a dtype isn't accepted.

@@ -33,9 +33,10 @@ def fused_add_rms_norm_quant_fp8_per_tensor(
         eps: Added to the mean of squares, >= 0.
 
     Returns:
-        ``(q, scale, residual_out)``: q and scale those of `quantize_fp8_per_tensor`, ``[...,
-        hidden]`` float8 and ``[1]`` float32, a copy of the one that was given; residual_out the
-        sum, rounded once to the dtype of x. Codes of a row with NaN or an infinity are undefined.
+        ``(q, scale, residual_out)``: q and scale those of `quantize_fp8_per_tensor`,
+        ``[..., hidden]`` float8 and ``[1]`` float32, a copy of the one that was given;
+        residual_out the sum, rounded once to the dtype of x. Codes of a row with NaN or an
+        infinity are undefined.
 
     Raises:
         TypeError: a dtype isn't accepted.

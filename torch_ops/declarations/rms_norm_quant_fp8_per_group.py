@@ -19,7 +19,7 @@ _normalize = rms_norm.reference
 def rms_norm_quant_fp8_per_group(
     x: Tensor, weight: Tensor, eps: float = 1e-6, group_size: int = 128
 ) -> tuple[Tensor, Tensor]:
-    """Normalize the last axis by its root mean square, quantize it to float8 in groups.
+    """Normalize the last axis by its root mean square and quantize it to float8 in groups.
 
     As `quantize_fp8_per_group` of `rms_norm`, which is rounded to the dtype of x in between: a
     backend's two ops and this one give the same bits.
@@ -31,8 +31,8 @@ def rms_norm_quant_fp8_per_group(
         group_size: Elements of a group, a divisor of hidden.
 
     Returns:
-        ``(q, scale)``, those of `quantize_fp8_per_group`: ``[..., hidden]`` float8 and ``[...,
-        hidden / group_size]`` float32. A row with NaN or an infinity is undefined.
+        ``(q, scale)``, those of `quantize_fp8_per_group`: ``[..., hidden]`` float8 and
+        ``[..., hidden / group_size]`` float32. A row with NaN or an infinity is undefined.
 
     Raises:
         TypeError: a dtype isn't accepted.

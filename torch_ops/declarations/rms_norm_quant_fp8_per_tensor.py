@@ -20,7 +20,7 @@ _normalize = rms_norm.reference
 def rms_norm_quant_fp8_per_tensor(
     x: Tensor, weight: Tensor, scale: Tensor, eps: float = 1e-6
 ) -> tuple[Tensor, Tensor]:
-    """Normalize the last axis by its root mean square, quantize it to float8 by a scale.
+    """Normalize the last axis by its root mean square and quantize it to float8 by a scale.
 
     As `quantize_fp8_per_tensor` of `rms_norm`, which is rounded to the dtype of x in between: a
     backend's two ops and this one give the same bits.

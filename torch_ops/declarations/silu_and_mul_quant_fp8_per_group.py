@@ -28,8 +28,8 @@ def silu_and_mul_quant_fp8_per_group(x: Tensor, group_size: int = 128) -> tuple[
         group_size: Elements of a group, a divisor of d.
 
     Returns:
-        ``(q, scale)``, those of `quantize_fp8_per_group`: ``[..., d]`` float8 and ``[..., d /
-        group_size]`` float32. A group with NaN or an infinity is undefined.
+        ``(q, scale)``, those of `quantize_fp8_per_group`: ``[..., d]`` float8 and
+        ``[..., d / group_size]`` float32. A group with NaN or an infinity is undefined.
 
     Raises:
         TypeError: a dtype isn't accepted.
