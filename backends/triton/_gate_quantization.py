@@ -1,4 +1,4 @@
-"""Gated activations that are quantized: in one kernel where registers hold a row, else in two."""
+"""Gated activations that are quantized: in one kernel where registers hold what shares a scale."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from torch_ops.declarations._quantization import largest
 
+from . import _gates
 from ._gates import activated, gated
 from ._launch import Launch, Variant, kernel, remember
 from ._quantization import _CROWD, BY_ROW, Scales, config, quantize
@@ -22,13 +23,15 @@ __all__ = ["gated_quantize"]
 @kernel(unaligned=("given",))
 def _gate_codes(
     x: tl.tensor, q: tl.tensor, s: tl.tensor, given: tl.tensor,
-    rows: tl.int64, lanes: tl.int32, x_step: tl.int64, x_outer: tl.int64, inner: tl.int64,
+    rows: tl.int64, lanes: tl.int32, pieces: tl.int32,
+    x_step: tl.int64, x_outer: tl.int64, inner: tl.int64,
     ACTIVATION: tl.constexpr, LARGEST: tl.constexpr, INT8: tl.constexpr, NESTED: tl.constexpr,
     LANE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, GROUP: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Take ROWS rows, each read once."""
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
-    cols = tl.arange(0, BLOCK)[None, :]
+    """Take BLOCK columns of ROWS rows."""
+    row = (tl.program_id(0) // pieces).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    begin = tl.program_id(0) % pieces * BLOCK
+    cols = begin + tl.arange(0, BLOCK)[None, :]
     columns = lanes * LANE
     mask = cols < columns
     if ROWS > 1:
@@ -40,12 +43,13 @@ def _gate_codes(
     v = v.to(x.dtype.element_ty).to(tl.float32)  # what the gate alone would have stored
     v, scale = shared_codes(v, given, LARGEST, INT8, ROWS, BLOCK, GROUP)
     tl.store(q + row * lanes * LANE + cols, v.to(q.dtype.element_ty), mask)
-    store_scales(s, scale, given, row, rows, columns, BLOCK, GROUP)
+    store_scales(s, scale, given, row, rows, begin, columns, BLOCK, GROUP)
 
 
 class _Plan(NamedTuple):
     variant: Variant
     rows: int
+    pieces: int
 
 
 _plans: dict[Any, _Plan] = {}
@@ -59,8 +63,8 @@ def gated_quantize(
     shape = (*x.shape[:-1], x.shape[-1] // 2)
     columns = shape[-1]
     crowded = columns > 0 and x.numel() // (2 * columns) > _CROWD
-    longer = columns > 0 and config(columns, x.element_size(), crowded).block < columns
-    if longer or not scales.fuse():
+    block = _tile(columns, x.element_size(), crowded, scales)[0]
+    if not scales.fuse() or scales.group > block or (scales.by_row and block < columns):
         return quantize(gated(x, activation), dtype, scales)
     q = x.new_empty(shape, dtype=dtype)
     s = scales.empty(q)
@@ -91,20 +95,29 @@ def _find(x: Tensor, q: Tensor, s: Tensor, activation: int, scales: Scales) -> L
     )  # fmt: skip
     plan = _plans.get(key)
     if plan is None:
-        made = _plan(rows, columns, crowded, activation, q.dtype, scales.group)
+        made = _plan(rows, columns, crowded, activation, q.dtype, scales)
         plan = _plans.setdefault(key, made)
-    programs = -(-rows.total // plan.rows)
-    numbers = (rows.total, rows.lanes // 2, rows.step[0], rows.outer[0], rows.inner)
+    programs = -(-rows.total // plan.rows) * plan.pieces
+    numbers = (
+        rows.total, rows.lanes // 2, plan.pieces, rows.step[0], rows.outer[0], rows.inner
+    )  # fmt: skip
     plan.variant(programs, (rows.tensors[0], q, s, scales.given), numbers)
     return Launch(plan.variant, programs, numbers, rows.lane) if rows.tensors[0] is x else None
 
 
 def _plan(
-    rows: Rows, columns: int, crowded: bool, activation: int, dtype: torch.dtype, group: int
+    rows: Rows, columns: int, crowded: bool, activation: int, dtype: torch.dtype, scales: Scales
 ) -> _Plan:
     x = rows.tensors[0]
-    chosen = config(columns, x.element_size(), crowded)
+    block, taken, threads = _tile(columns, x.element_size(), crowded, scales)
     flags = (activation, largest(dtype), dtype == torch.int8, rows.inner > 0, rows.lane)
-    constants = (*flags, chosen.block, chosen.rows, group)
-    variant = _gate_codes.variant(constants, chosen.threads, x.get_device(), aligned=rows.lane > 1)
-    return _Plan(variant, chosen.rows)
+    constants = (*flags, block, taken, scales.group)
+    variant = _gate_codes.variant(constants, threads, x.get_device(), aligned=rows.lane > 1)
+    return _Plan(variant, taken, -(-columns // block))
+
+
+def _tile(columns: int, itemsize: int, crowded: bool, scales: Scales) -> tuple[int, int, int]:
+    """Give columns and rows of a program and its threads: whole rows where these share a scale."""
+    if scales.by_row:
+        return config(columns, itemsize, crowded)
+    return _gates.config(columns, itemsize)

@@ -1,4 +1,4 @@
-"""Normalizes rows and quantizes them: in one kernel where registers hold a row, else in two."""
+"""Normalizes rows and quantizes them in one kernel, but for few long rows and odd groups."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from torch import Tensor
 from torch_ops.declarations._quantization import largest
 
 from . import _norm_quantization_kernels as kernels
+from . import _norms
 from ._launch import Launch, Variant, remember
-from ._norms import RMS, add_normalize, config, normalize, reads_twice
 from ._quantization import BY_ROW, Scales, quantize
 from ._rows import Rows, as_rows, as_vector, lane_of, power_of_two
 
@@ -34,7 +34,7 @@ def normalize_quantize(
 ) -> tuple[Tensor, Tensor]:
     """Give codes of the normalized rows, rounded first, and their scales."""
     if _splits(x, scales):
-        return quantize(normalize(x, w, None, eps, RMS), dtype, scales)
+        return quantize(_norms.normalize(x, w, None, eps, _norms.RMS), dtype, scales)
     q = x.new_empty(x.shape, dtype=dtype)
     s = scales.empty(q)
     _run((x, None, w, q, s, None, scales.given), eps, scales)
@@ -46,7 +46,7 @@ def add_normalize_quantize(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Give codes and scales of the normalized rows of the rounded sum x + r, and that sum."""
     if _splits(x, scales):
-        y, total = add_normalize(x, r, w, eps)
+        y, total = _norms.add_normalize(x, r, w, eps)
         return (*quantize(y, dtype, scales), total)
     q = x.new_empty(x.shape, dtype=dtype)
     s = scales.empty(q)
@@ -56,10 +56,14 @@ def add_normalize_quantize(
 
 
 def _splits(x: Tensor, scales: Scales) -> bool:
-    """Whether rows don't stay in registers, by the same measure as those of the norm."""
+    """Whether the norm splits rows over several programs, or groups are none of a kernel's."""
     columns = x.shape[-1]
-    crowded = columns > 0 and x.numel() // columns > _CROWD
-    return not scales.fuse() or reads_twice(columns, x.element_size(), crowded, center=False)
+    if not columns or not scales.fuse():
+        return not scales.fuse()
+    rows = x.numel() // columns
+    if not _norms.reads_twice(columns, x.element_size(), rows > _CROWD, center=False):
+        return False
+    return rows <= _norms._FEW or scales.group > _norms.loop(columns, x.element_size()).block
 
 
 # x, residual, weight, codes, scales; the sum, with a residual; the scale that is given.
@@ -115,12 +119,16 @@ def _find(tensors: _Tensors, eps: float, scales: Scales) -> Launch | None:
 
 
 def _plan(rows: Rows, crowded: bool, dtype: torch.dtype, group: int) -> _Plan:
+    """Take rows as the norm alone does, so that sums have its bits."""
     x, columns = rows.tensors[0], rows.lanes * rows.lane
-    block = power_of_two(columns)
-    chosen = config(block, columns, x.element_size(), crowded, center=False)
+    itemsize, device, aligned = x.element_size(), x.get_device(), rows.lane > 1
     flags = (largest(dtype), dtype == torch.int8, rows.inner > 0, rows.lane)
+    if _norms.reads_twice(columns, itemsize, crowded, center=False):
+        walk = _norms.loop(columns, itemsize)
+        constants = (*flags, walk.block, columns % walk.block == 0, group)
+        return _Plan(kernels.looped.variant(constants, walk.threads, device, aligned=aligned), 1)
+    block = power_of_two(columns)
+    chosen = _norms.config(block, columns, itemsize, crowded, center=False)
     constants = (*flags, block, chosen.rows, group, chosen.late)
-    variant = kernels.whole.variant(
-        constants, chosen.threads, x.get_device(), aligned=rows.lane > 1
-    )
+    variant = kernels.whole.variant(constants, chosen.threads, device, aligned=aligned)
     return _Plan(variant, chosen.rows)

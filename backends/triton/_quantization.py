@@ -20,7 +20,7 @@ _LONGEST = 32768  # bytes of a row that may stay in registers
 _PIECE = 8192  # elements
 _PIECES = 512  # each program that encodes reads the sizes of all
 _ALONE = 16384  # elements of a tensor that one program quantizes
-_GROUP = 16  # elements of the smallest group that kernels of whole rows reduce
+_GROUP = 16  # elements of the smallest group that kernels of rows reduce
 
 
 class Scales(NamedTuple):
@@ -34,8 +34,13 @@ class Scales(NamedTuple):
     group: int = 0
     given: Tensor | None = None
 
+    @property
+    def by_row(self) -> bool:
+        """Whether each row has a scale."""
+        return not self.group and self.given is None
+
     def fuse(self) -> bool:
-        """Whether a kernel that has whole rows in registers can quantize them, too."""
+        """Whether a kernel that has rows in registers can quantize them, too."""
         return not self.group or (self.group >= _GROUP and self.group == power_of_two(self.group))
 
     def empty(self, q: Tensor) -> Tensor:

@@ -40,7 +40,7 @@ def shared_codes(
     v: tl.tensor, given: tl.tensor, LARGEST: tl.constexpr, INT8: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:  # fmt: skip
-    """Give what codes of ROWS whole rows are made of, and scales: of rows, of groups, or given."""
+    """Give what codes of ROWS rows are made of, and scales: of rows, of groups, or the given."""
     if given is not None:
         scale = tl.load(given + tl.arange(0, 1)[:, None])
         v = codes(v, tl.div_rn(1.0, scale), LARGEST, INT8)
@@ -58,14 +58,14 @@ def shared_codes(
 @device_function
 def store_scales(
     s: tl.tensor, scale: tl.tensor, given: tl.tensor, row: tl.tensor, rows: tl.tensor,
-    columns: tl.tensor, BLOCK: tl.constexpr, GROUP: tl.constexpr,
+    begin: tl.tensor, columns: tl.tensor, BLOCK: tl.constexpr, GROUP: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Store what `shared_codes` gives; one that is given by the first program alone."""
+    """Store what `shared_codes` gives of columns from `begin` on; a given one once."""
     if given is not None:
         one = tl.arange(0, 1)[:, None]
         tl.store(s + one, scale, tl.program_id(0) + one == 0)
     elif GROUP:
-        group, groups = tl.arange(0, BLOCK // GROUP)[None, :], columns // GROUP
+        group, groups = begin // GROUP + tl.arange(0, BLOCK // GROUP)[None, :], columns // GROUP
         tl.store(s + row * groups + group, scale, (row < rows) & (group < groups))
     else:
         tl.store(s + row, scale, row < rows)

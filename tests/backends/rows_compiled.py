@@ -138,6 +138,8 @@ def _quantized(kind: torch.dtype, codes: torch.dtype) -> None:
     if kind == torch.bfloat16:
         groups = quantize.Scales(group=128)
         fused.add_normalize_quantize(many, many, many[0], 1e-6, codes, groups)
+        wide = torch.zeros(600, 8192, dtype=kind)
+        fused.normalize_quantize(wide, wide[0], 1e-6, codes, groups)
         gates.gated_quantize(many, 0, codes, groups)
 
 
