@@ -125,8 +125,8 @@ def _plan(rows: Rows, crowded: bool, dtype: torch.dtype, group: int) -> _Plan:
     flags = (largest(dtype), dtype == torch.int8, rows.inner > 0, rows.lane)
     if _norms.reads_twice(columns, itemsize, crowded, center=False):
         walk = _norms.loop(columns, itemsize)
-        constants = (*flags, walk.block, columns % walk.block == 0, group)
-        return _Plan(kernels.looped.variant(constants, walk.threads, device, aligned=aligned), 1)
+        looping = (*flags, walk.block, columns % walk.block == 0, group)
+        return _Plan(kernels.looped.variant(looping, walk.threads, device, aligned=aligned), 1)
     block = power_of_two(columns)
     chosen = _norms.config(block, columns, itemsize, crowded, center=False)
     constants = (*flags, block, chosen.rows, group, chosen.late)

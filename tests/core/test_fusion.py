@@ -125,7 +125,7 @@ def test_the_backend_that_both_calls_name_runs(name: str, backend: str) -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("name", PAIRS)
-@pytest.mark.parametrize("columns", [64, 5120, 8192])
+@pytest.mark.parametrize("columns", [64, 4096, 5120, 8192])
 def test_the_bits_are_those_of_two_calls_on_a_gpu(
     name: str, columns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
