@@ -63,7 +63,7 @@ def _splits(x: Tensor, scales: Scales) -> bool:
     rows = x.numel() // columns
     if not _norms.reads_twice(columns, x.element_size(), rows > _CROWD, center=False):
         return False
-    return rows <= _norms._FEW or scales.group > _norms.loop(columns, x.element_size()).block
+    return rows <= _norms.FEW or scales.group > _norms.loop(columns, x.element_size()).block
 
 
 # x, residual, weight, codes, scales; the sum, with a residual; the scale that is given.

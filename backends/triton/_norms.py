@@ -15,13 +15,21 @@ from . import _norm_kernels as kernels
 from ._launch import INTERPRETED, INTERPRETED_TILE, Variant, remember
 from ._rows import Rows, as_rows, as_vector, lane_of, power_of_two
 
-__all__ = ["LAYER", "ONE_PLUS", "RMS", "add_normalize", "add_normalize_in_place", "normalize"]
+__all__ = [
+    "FEW",
+    "LAYER",
+    "ONE_PLUS",
+    "RMS",
+    "add_normalize",
+    "add_normalize_in_place",
+    "normalize",
+]
 
 _CROWD = 512
 _LONGEST = 32768  # bytes of a row that may stay in registers
 _PIECE_BYTES = 16384
 _SHORT_PIECE_BYTES = 8192
-_FEW = 8
+FEW = 8
 _PIECE = 2048
 _CONTIGUOUS = torch.contiguous_format
 
@@ -231,7 +239,7 @@ def _find(
     rows = as_rows(tensors, lane_of(x.shape[-1], x.element_size()))
     vectors = as_vector(w, rows.lane), as_vector(b, rows.lane)
     key = (
-        x.dtype, rows.lanes, rows.lane, rows.total > _CROWD, rows.total > _FEW, rows.inner > 0,
+        x.dtype, rows.lanes, rows.lane, rows.total > _CROWD, rows.total > FEW, rows.inner > 0,
         r is None, *(None if vector is None else vector.dtype for vector in vectors),
         style, x.get_device(),
     )  # fmt: skip
@@ -262,7 +270,7 @@ def _choose(rows: Rows, style: Style) -> Callable[[Rows], _Launch]:
         constants = (*flags, block, chosen.rows, chosen.late)
         variant = kernels.whole.variant(constants, chosen.threads, device, aligned=aligned)
         return functools.partial(_whole_rows, variant, chosen.rows)
-    if rows.total <= _FEW:
+    if rows.total <= FEW:
         return _pieces_of_rows(rows, style)
     walk = loop(columns, itemsize)
     looping = (*flags, walk.block, columns % walk.block == 0)

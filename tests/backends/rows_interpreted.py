@@ -27,8 +27,8 @@ LAYERS = ("contract", "bound", "layout", "rerun", "batch_invariance")
 BACKEND = "torch_ops.backends.triton"
 # Rows of 200 elements in pieces of 32, a piece for each program or one program for all.
 LONG = {
-    "split": {"_LONGEST": 64, "_PIECE": 32, "_FEW": 1 << 40},
-    "looped": {"_LONGEST": 64, "_FEW": 0, "INTERPRETED_TILE": 32},
+    "split": {"_LONGEST": 64, "_PIECE": 32, "FEW": 1 << 40},
+    "looped": {"_LONGEST": 64, "FEW": 0, "INTERPRETED_TILE": 32},
 }
 
 
@@ -71,10 +71,9 @@ def _composed(what: str, dtype: str) -> None:
     """Rows quantized at once, to int8, are bit for bit what two kernels make of them."""
     import torch
 
-    both = _norms_at_once if what == "norms" else _gates_at_once
-    quantization = importlib.import_module(f"{BACKEND}._quantization")
+    both = norms_at_once if what == "norms" else gates_at_once
     kind, given = getattr(torch, dtype), torch.rand(2)[1:] + 0.01
-    by_row = ((5, 96), (2, 3, 200), (1, 1), (3, 0), (0, 8), (2, 20480))
+    by_row = ((5, 96), (2, 3, 200), (1, 1), (3, 0), (0, 8), (2, 20480), (9, 16500))
     calls: list[Any] = [(shape, (0, None)) for shape in by_row]
     if dtype == "float16":  # which is rounded in between
         calls += [((5, 96), (32, None)), ((2, 40), (8, None)), ((3, 0), (16, None))]
@@ -82,13 +81,11 @@ def _composed(what: str, dtype: str) -> None:
         if what == "gates":  # in two pieces
             calls += [((2, 8224), (32, None)), ((2, 8224), (0, given))]
     for shape, scales in calls:
-        _compose(both, shape, kind, quantization.Scales(*scales))
+        _compose(both, shape, kind, scales)
     if dtype == "float16" and what == "norms":
         with patched("rms_norm", "looped"):
-            for shape, scales in (
-                ((2, 72), (0, None)), ((2, 96), (16, None)), ((2, 72), (0, given)),
-            ):  # fmt: skip
-                _compose(both, shape, kind, quantization.Scales(*scales))
+            for shape, scales in (((2, 96), (16, None)), ((2, 72), (0, given))):
+                _compose(both, shape, kind, scales)
 
 
 def _compose(both: Any, shape: tuple[int, ...], kind: Any, scales: Any) -> None:
@@ -100,14 +97,15 @@ def _compose(both: Any, shape: tuple[int, ...], kind: Any, scales: Any) -> None:
             raise AssertionError(f"{shape}, every {step}, {scales}: {found} instead of {wanted}")
 
 
-def _norms_at_once(
-    shape: tuple[int, ...], step: int, kind: Any, scales: Any
+def norms_at_once(
+    shape: tuple[int, ...], step: int, kind: Any, scales: Any = (0, None)
 ) -> tuple[list[Any], list[Any]]:
     import torch
 
     fused = importlib.import_module(f"{BACKEND}._norm_quantization")
     norms = importlib.import_module(f"{BACKEND}._norms")
     quantize = importlib.import_module(f"{BACKEND}._quantization").quantize
+    scales = importlib.import_module(f"{BACKEND}._quantization").Scales(*scales)
     x, r = (torch.randn(*shape[:-1], step * shape[-1]).to(kind)[..., ::step] for _ in "xr")
     w = torch.randn(shape[-1])
     y, total = norms.add_normalize(x, r, w, 1e-6)
@@ -118,14 +116,15 @@ def _norms_at_once(
     ], [*quantize(plain, torch.int8, scales), *quantize(y, torch.int8, scales), total]
 
 
-def _gates_at_once(
-    shape: tuple[int, ...], step: int, kind: Any, scales: Any
+def gates_at_once(
+    shape: tuple[int, ...], step: int, kind: Any, scales: Any = (0, None)
 ) -> tuple[list[Any], list[Any]]:
     import torch
 
     fused = importlib.import_module(f"{BACKEND}._gate_quantization")
     gates = importlib.import_module(f"{BACKEND}._gates")
     quantize = importlib.import_module(f"{BACKEND}._quantization").quantize
+    scales = importlib.import_module(f"{BACKEND}._quantization").Scales(*scales)
     x = torch.randn(*shape[:-1], 2 * step * shape[-1]).to(kind)[..., ::step]
     found = fused.gated_quantize(x, gates.SILU, torch.int8, scales)
     return [*found], [*quantize(gates.gated(x, gates.SILU), torch.int8, scales)]
@@ -167,7 +166,7 @@ def patched(op: str, part: str) -> Iterator[None]:
     if part == "tiles" and op in NORMS:
         changes["_CROWD"] = 2
     if op == OPS[-1]:
-        changes.pop("_FEW", None)
+        changes.pop("FEW", None)
     old = {name: getattr(module, name) for name in changes}
     kept = (module._ways if op in NORMS else module._plans, module._launches)
     for table in kept:
