@@ -106,5 +106,5 @@ def _quantized(fused: Fused, bare: Proof) -> Proof:
         zero=each(bare.zero),
         classes=each(bare.classes),
         named=named,
-        cost=4 if fused.form.per == "token" else 24,
+        cost=24,
     )
