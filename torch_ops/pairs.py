@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,25 +22,52 @@ class Pass:
 
     Attributes:
         fused: The op that computes both, and the pass's name.
-        first: The op whose first result the second one takes; ``"add"`` is PyTorch's own sum.
+        first: The op of which the second one takes a result; ``"add"`` is PyTorch's own sum.
         second: The op of the second call.
+        result: Which result of the first one.
         exact: Backends whose kernel of ``fused`` gives the bits of their other two; None is all,
             as the op's contract says.
+        absent: Why ``fused`` doesn't take None for what the second one does.
+        unserved: Why there is no such op.
     """
 
     fused: str
     first: str
     second: str
+    result: int = 0
     exact: tuple[str, ...] | None = None
+    absent: str = ""
+    unserved: str = ""
+
+
+_COMPUTED = "one that is computed needs all rows before the first code: they are read twice"
+_NO_APPEND = (
+    "no backend of both has one kernel for them (FlashInfer's writes float8 alone and has no "
+    "append_paged_kv_ beside it, AITER's has no apply_rope)"
+)
+_NORMS_AND_GATES = ("fused_add_rms_norm", "rms_norm", "silu_and_mul")
+_QUANTIZED = {
+    "quant_fp8": "quantize_fp8_per_token",
+    "quant_fp8_per_group": "quantize_fp8_per_group",
+    "quant_fp8_per_tensor": "quantize_fp8_per_tensor",
+}
+
+
+def _quantizations() -> Iterator[Pass]:
+    for suffix, second in _QUANTIZED.items():
+        absent = _COMPUTED if second == "quantize_fp8_per_tensor" else ""
+        for first in _NORMS_AND_GATES:
+            yield Pass(f"{first}_{suffix}", first, second, absent=absent)
 
 
 PASSES = {
     found.fused: found
     for found in (
-        Pass("fused_add_rms_norm", ADD, "rms_norm", ("torch", "inductor", "triton")),
-        Pass("fused_add_rms_norm_quant_fp8", "fused_add_rms_norm", "quantize_fp8_per_token"),
-        Pass("rms_norm_quant_fp8", "rms_norm", "quantize_fp8_per_token"),
-        Pass("silu_and_mul_quant_fp8", "silu_and_mul", "quantize_fp8_per_token"),
+        Pass("fused_add_rms_norm", ADD, "rms_norm", exact=("torch", "inductor", "triton")),
+        *_quantizations(),
+        Pass(
+            "apply_rope_append_paged_kv_", "apply_rope", "append_paged_kv_", 1, unserved=_NO_APPEND
+        ),
     )
 }
 

@@ -29,6 +29,8 @@ declined = {
     "attention_backward": _GRADIENTS,
     "attention_with_lse": _ATTENTION,
     "fused_add_rms_norm_quant_fp8": _UNROUNDED,
+    "fused_add_rms_norm_quant_fp8_per_group": _UNROUNDED,
+    "fused_add_rms_norm_quant_fp8_per_tensor": _UNROUNDED,
     "fused_experts": (
         "what experts give is added in the dtype of x, as it comes (the op's contract: in float32)"
     ),
@@ -48,12 +50,16 @@ declined = {
     ),
     "quantize_int8_per_token": "codes are cut, not rounded (the op's contract: nearest_even)",
     "rms_norm_quant_fp8": _UNROUNDED,
+    "rms_norm_quant_fp8_per_group": _UNROUNDED,
+    "rms_norm_quant_fp8_per_tensor": _UNROUNDED,
     "sample_top_k_top_p": (
         "rows are drawn by rejection, by a generator without a seed for each row (the op's "
         "contract: one number of 62 bits for a row, of its seed and offset)"
     ),
     "silu_and_mul_backward": _GRADIENTS,
     "silu_and_mul_quant_fp8": _UNROUNDED,
+    "silu_and_mul_quant_fp8_per_group": _UNROUNDED,
+    "silu_and_mul_quant_fp8_per_tensor": _UNROUNDED,
     "top_k_renorm_probs": (
         "all that equal the k-th are kept (the op's contract: k of them, the lowest indices first)"
     ),

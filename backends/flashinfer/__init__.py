@@ -12,6 +12,7 @@ from torch_ops.platform import Requirement
 __all__ = ["attention_backends", "available", "declined", "requires"]
 
 _GIVEN_SCALE = "its norms quantize by one scale for all rows, and one that is given"
+_UNROUNDED = "what is quantized isn't rounded before (the op's contract: quantized as rounded)"
 _MX = "mxfp8_quantize has scales of powers of two, of groups of 32"
 
 attention_backends = ("flashinfer_fa3", "flashinfer_fa2")
@@ -25,6 +26,8 @@ declined = {
     ),
     "attention_backward": _GRADIENTS,
     "fused_add_rms_norm_quant_fp8": _GIVEN_SCALE,
+    "fused_add_rms_norm_quant_fp8_per_group": _GIVEN_SCALE,
+    "fused_add_rms_norm_quant_fp8_per_tensor": _UNROUNDED,
     "fused_experts": (
         "cutlass_fused_moe reads the gate behind what it multiplies: all weights would be copied"
     ),
@@ -37,6 +40,8 @@ declined = {
     "quantize_fp8_per_token": _MX,
     "quantize_int8_per_token": "none of its kernels has codes of int8",
     "rms_norm_quant_fp8": _GIVEN_SCALE,
+    "rms_norm_quant_fp8_per_group": _GIVEN_SCALE,
+    "rms_norm_quant_fp8_per_tensor": _UNROUNDED,
     "sample_top_k_top_p": (
         "rows are drawn by rejection, a new number of 24 bits for each trial (the op's contract: "
         "one number of 62 bits for a row, in the order of indices)"
@@ -44,6 +49,8 @@ declined = {
     "scaled_mm_int8": "none of its products takes int8",
     "silu_and_mul_backward": _GRADIENTS,
     "silu_and_mul_quant_fp8": "its silu_and_mul quantizes to 4 bits alone",
+    "silu_and_mul_quant_fp8_per_group": "its silu_and_mul quantizes to 4 bits alone",
+    "silu_and_mul_quant_fp8_per_tensor": "its silu_and_mul quantizes to 4 bits alone",
     "top_k_renorm_probs": (
         "all that equal the k-th are kept (the op's contract: k of them, the lowest indices first)"
     ),

@@ -26,6 +26,8 @@ declined = {
     "attention_backward": _GRADIENTS,
     "attention_with_lse": _ATTENTION,
     "fused_add_rms_norm_quant_fp8": "none of its norms quantizes",
+    "fused_add_rms_norm_quant_fp8_per_group": "none of its norms quantizes",
+    "fused_add_rms_norm_quant_fp8_per_tensor": "none of its norms quantizes",
     "fused_experts": "none of its products of experts takes float16 or bfloat16",
     "gelu_and_mul_backward": _GRADIENTS,
     "gelu_tanh_and_mul_backward": _GRADIENTS,
@@ -45,12 +47,18 @@ declined = {
         "codes are cut, not rounded (the op's contract: nearest_even), in groups of at most 128"
     ),
     "rms_norm_quant_fp8": "none of its norms quantizes",
+    "rms_norm_quant_fp8_per_group": "none of its norms quantizes",
+    "rms_norm_quant_fp8_per_tensor": "none of its norms quantizes",
     "sample_top_k_top_p": "none of its kernels for NVIDIA GPUs draws",
     "silu_and_mul_backward": _GRADIENTS,
     "silu_and_mul_quant_fp8": (
         "silu is rounded before it is multiplied (the op's contract: once), and groups are of at "
         "most 128"
     ),
+    "silu_and_mul_quant_fp8_per_group": (
+        "silu is rounded before it is multiplied (the op's contract: once)"
+    ),
+    "silu_and_mul_quant_fp8_per_tensor": "none of its gates quantizes by one scale",
     "top_k_renorm_probs": (
         "all that equal the k-th are kept (the op's contract: k of them, the lowest indices first)"
     ),

@@ -1,4 +1,4 @@
-"""Gated activations that are quantized: in one kernel where registers hold a row, else in two."""
+"""Gated activations that are quantized: in one kernel where registers hold what shares a scale."""
 
 from __future__ import annotations
 
@@ -8,27 +8,30 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from torch_ops.declarations._quantization import AMAX_FLOOR, largest
+from torch_ops.declarations._quantization import largest
 
+from . import _gates
 from ._gates import activated, gated
 from ._launch import Launch, Variant, kernel, remember
-from ._quantization import _CROWD, config, quantize_rows
-from ._quantization_kernels import codes, scale_of
+from ._quantization import _CROWD, BY_ROW, Scales, config, quantize
+from ._quantization_kernels import shared_codes, store_scales
 from ._rows import Rows, as_rows, lane_of, offset
 
 __all__ = ["gated_quantize"]
 
 
-@kernel()
+@kernel(unaligned=("given",))
 def _gate_codes(
-    x: tl.tensor, q: tl.tensor, s: tl.tensor,
-    rows: tl.int64, lanes: tl.int32, x_step: tl.int64, x_outer: tl.int64, inner: tl.int64,
+    x: tl.tensor, q: tl.tensor, s: tl.tensor, given: tl.tensor,
+    rows: tl.int64, lanes: tl.int32, pieces: tl.int32,
+    x_step: tl.int64, x_outer: tl.int64, inner: tl.int64,
     ACTIVATION: tl.constexpr, LARGEST: tl.constexpr, INT8: tl.constexpr, NESTED: tl.constexpr,
-    LANE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+    LANE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, GROUP: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Take ROWS rows, each read once."""
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
-    cols = tl.arange(0, BLOCK)[None, :]
+    """Take BLOCK columns of ROWS rows."""
+    row = (tl.program_id(0) // pieces).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    begin = tl.program_id(0) % pieces * BLOCK
+    cols = begin + tl.arange(0, BLOCK)[None, :]
     columns = lanes * LANE
     mask = cols < columns
     if ROWS > 1:
@@ -38,64 +41,83 @@ def _gate_codes(
     v = tl.load(gate + columns, mask, other=0.0).to(tl.float32)
     v = activated(g, ACTIVATION) * v
     v = v.to(x.dtype.element_ty).to(tl.float32)  # what the gate alone would have stored
-    scale = scale_of(tl.max(tl.abs(v), 1, keep_dims=True), LARGEST)
-    v = codes(v, tl.div_rn(1.0, scale), LARGEST, INT8)
+    v, scale = shared_codes(v, given, LARGEST, INT8, ROWS, BLOCK, GROUP)
     tl.store(q + row * lanes * LANE + cols, v.to(q.dtype.element_ty), mask)
-    tl.store(s + row, scale, row < rows)
+    store_scales(s, scale, given, row, rows, begin, columns, BLOCK, GROUP)
 
 
 class _Plan(NamedTuple):
     variant: Variant
     rows: int
+    pieces: int
 
 
 _plans: dict[Any, _Plan] = {}
 _launches: dict[Any, Launch] = {}
 
 
-def gated_quantize(x: Tensor, activation: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Give codes of the gated rows, rounded first, and their scales ``[..., 1]``."""
+def gated_quantize(
+    x: Tensor, activation: int, dtype: torch.dtype, scales: Scales = BY_ROW
+) -> tuple[Tensor, Tensor]:
+    """Give codes of the gated rows, rounded first, and their scales."""
     shape = (*x.shape[:-1], x.shape[-1] // 2)
     columns = shape[-1]
     crowded = columns > 0 and x.numel() // (2 * columns) > _CROWD
-    if columns and config(columns, x.element_size(), crowded).block < columns:
-        return quantize_rows(gated(x, activation), dtype)
+    block = _tile(columns, x.element_size(), crowded, scales)[0]
+    if not scales.fuse() or scales.group > block or (scales.by_row and block < columns):
+        return quantize(gated(x, activation), dtype, scales)
     q = x.new_empty(shape, dtype=dtype)
-    s = x.new_empty((*shape[:-1], 1), dtype=torch.float32)
-    key = (x.dtype, x.shape, x.stride(), activation, dtype, x.get_device())
+    s = scales.empty(q)
+    group, given = scales
+    key = (
+        x.dtype, x.shape, x.stride(), activation, dtype, group, given is None, x.get_device()
+    )  # fmt: skip
     known = _launches.get(key)
     if known is not None and (known.lane == 1 or x.data_ptr() % 16 == 0):
-        known.variant(known.programs, (x, q, s), known.numbers)
+        known.variant(known.programs, (x, q, s, given), known.numbers)
     elif x.numel():
-        made = _find(x, q, s, activation)
+        made = _find(x, q, s, activation, scales)
         if made is not None:
             remember(_launches, key, made)
-    elif s.numel():  # rows of nothing
-        s.fill_(AMAX_FLOOR / largest(dtype))
+    else:
+        scales.fill(s, dtype)
     return q, s
 
 
-def _find(x: Tensor, q: Tensor, s: Tensor, activation: int) -> Launch | None:
+def _find(x: Tensor, q: Tensor, s: Tensor, activation: int, scales: Scales) -> Launch | None:
     """Copy what the kernel can't walk, launch, and give the launch if it can be repeated."""
     columns = q.shape[-1]
     rows = as_rows((x,), lane_of(columns, x.element_size()))
     crowded = rows.total > _CROWD
     key = (
-        x.dtype, columns, rows.lane, rows.inner > 0, crowded, activation, q.dtype, x.get_device()
+        x.dtype, columns, rows.lane, rows.inner > 0, crowded, activation, q.dtype, scales.group,
+        scales.given is None, x.get_device(),
     )  # fmt: skip
     plan = _plans.get(key)
     if plan is None:
-        plan = _plans.setdefault(key, _plan(rows, columns, crowded, activation, q.dtype))
-    programs = -(-rows.total // plan.rows)
-    numbers = (rows.total, rows.lanes // 2, rows.step[0], rows.outer[0], rows.inner)
-    plan.variant(programs, (rows.tensors[0], q, s), numbers)
+        made = _plan(rows, columns, crowded, activation, q.dtype, scales)
+        plan = _plans.setdefault(key, made)
+    programs = -(-rows.total // plan.rows) * plan.pieces
+    numbers = (
+        rows.total, rows.lanes // 2, plan.pieces, rows.step[0], rows.outer[0], rows.inner
+    )  # fmt: skip
+    plan.variant(programs, (rows.tensors[0], q, s, scales.given), numbers)
     return Launch(plan.variant, programs, numbers, rows.lane) if rows.tensors[0] is x else None
 
 
-def _plan(rows: Rows, columns: int, crowded: bool, activation: int, dtype: torch.dtype) -> _Plan:
+def _plan(
+    rows: Rows, columns: int, crowded: bool, activation: int, dtype: torch.dtype, scales: Scales
+) -> _Plan:
     x = rows.tensors[0]
-    chosen = config(columns, x.element_size(), crowded)
+    block, taken, threads = _tile(columns, x.element_size(), crowded, scales)
     flags = (activation, largest(dtype), dtype == torch.int8, rows.inner > 0, rows.lane)
-    constants = (*flags, chosen.block, chosen.rows)
-    variant = _gate_codes.variant(constants, chosen.threads, x.get_device(), aligned=rows.lane > 1)
-    return _Plan(variant, chosen.rows)
+    constants = (*flags, block, taken, scales.group)
+    variant = _gate_codes.variant(constants, threads, x.get_device(), aligned=rows.lane > 1)
+    return _Plan(variant, taken, -(-columns // block))
+
+
+def _tile(columns: int, itemsize: int, crowded: bool, scales: Scales) -> tuple[int, int, int]:
+    """Give columns and rows of a program and its threads: whole rows where these share a scale."""
+    if scales.by_row:
+        return config(columns, itemsize, crowded)
+    return _gates.config(columns, itemsize)

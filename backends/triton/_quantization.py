@@ -13,13 +13,52 @@ from . import _quantization_kernels as kernels
 from ._launch import INTERPRETED, INTERPRETED_TILE, Launch, Variant, remember
 from ._rows import Rows, as_rows, lane_of, power_of_two
 
-__all__ = ["quantize_groups", "quantize_rows", "quantize_tensor"]
+__all__ = ["BY_ROW", "Scales", "quantize", "quantize_groups", "quantize_rows", "quantize_tensor"]
 
 _CROWD = 512
 _LONGEST = 32768  # bytes of a row that may stay in registers
 _PIECE = 8192  # elements
 _PIECES = 512  # each program that encodes reads the sizes of all
 _ALONE = 16384  # elements of a tensor that one program quantizes
+_GROUP = 16  # elements of the smallest group that kernels of rows reduce
+
+
+class Scales(NamedTuple):
+    """What shares a scale: a row, neighbours in a row, or everything.
+
+    Attributes:
+        group: How many neighbours; 0 is the whole row.
+        given: One scale for all.
+    """
+
+    group: int = 0
+    given: Tensor | None = None
+
+    @property
+    def by_row(self) -> bool:
+        """Whether each row has a scale."""
+        return not self.group and self.given is None
+
+    def fuse(self) -> bool:
+        """Whether a kernel that has rows in registers can quantize them, too."""
+        return not self.group or (self.group >= _GROUP and self.group == power_of_two(self.group))
+
+    def empty(self, q: Tensor) -> Tensor:
+        """Give empty scales of codes."""
+        if self.given is not None:
+            return q.new_empty(1, dtype=torch.float32)
+        width = q.shape[-1] // self.group if self.group else 1
+        return q.new_empty((*q.shape[:-1], width), dtype=torch.float32)
+
+    def fill(self, s: Tensor, dtype: torch.dtype) -> None:
+        """Set the scales of nothing: no codes, or rows of none."""
+        if self.given is not None:
+            s.copy_(self.given)
+        elif s.numel():
+            s.fill_(AMAX_FLOOR / largest(dtype))
+
+
+BY_ROW = Scales()
 
 
 class Config(NamedTuple):
@@ -65,7 +104,7 @@ _launches: dict[Any, Launch] = {}
 def quantize_rows(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Give codes of the shape of ``[..., columns]``, and scales ``[..., 1]``."""
     q = x.new_empty(x.shape, dtype=dtype)
-    s = x.new_empty((*x.shape[:-1], 1), dtype=torch.float32)
+    s = BY_ROW.empty(q)
     key = (x.dtype, x.shape, x.stride(), dtype, x.get_device())
     known = _launches.get(key)
     if known is not None and (known.lane == 1 or x.data_ptr() % 16 == 0):
@@ -74,9 +113,16 @@ def quantize_rows(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         made = _find(x, q, s)
         if made is not None:
             remember(_launches, key, made)
-    elif s.numel():  # rows of nothing
-        s.fill_(AMAX_FLOOR / largest(dtype))
+    else:
+        BY_ROW.fill(s, dtype)
     return q, s
+
+
+def quantize(x: Tensor, dtype: torch.dtype, scales: Scales) -> tuple[Tensor, Tensor]:
+    """Give codes of the shape of x and their scales."""
+    if scales.given is not None:
+        return quantize_tensor(x, scales.given, dtype)
+    return quantize_groups(x, scales.group, dtype) if scales.group else quantize_rows(x, dtype)
 
 
 def quantize_groups(x: Tensor, size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,9 @@ import triton.language as tl
 from ._launch import device_function, kernel
 from ._rows import offset
 
-__all__ = ["codes", "encoded", "looped", "scale_of", "sizes", "whole"]
+__all__ = [
+    "codes", "encoded", "looped", "scale_of", "shared_codes", "sizes", "store_scales", "whole",
+]  # fmt: skip
 
 
 @device_function
@@ -31,6 +33,42 @@ def codes(v: tl.tensor, inverse: tl.tensor, LARGEST: tl.constexpr, INT8: tl.cons
     if INT8:  # whole numbers are all that is left of a float32 next to 1.5 * 2^23
         v = (v + 12582912.0) - 12582912.0
     return v
+
+
+@device_function
+def shared_codes(
+    v: tl.tensor, given: tl.tensor, LARGEST: tl.constexpr, INT8: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:  # fmt: skip
+    """Give what codes of ROWS rows are made of, and scales: of rows, of groups, or the given."""
+    if given is not None:
+        scale = tl.load(given + tl.arange(0, 1)[:, None])
+        v = codes(v, tl.div_rn(1.0, scale), LARGEST, INT8)
+    elif GROUP:
+        v = tl.reshape(v, [ROWS, BLOCK // GROUP, GROUP])
+        scale = scale_of(tl.max(tl.abs(v), 2, keep_dims=True), LARGEST)
+        v = tl.reshape(codes(v, tl.div_rn(1.0, scale), LARGEST, INT8), [ROWS, BLOCK])
+        scale = tl.reshape(scale, [ROWS, BLOCK // GROUP])
+    else:
+        scale = scale_of(tl.max(tl.abs(v), 1, keep_dims=True), LARGEST)
+        v = codes(v, tl.div_rn(1.0, scale), LARGEST, INT8)
+    return v, scale
+
+
+@device_function
+def store_scales(
+    s: tl.tensor, scale: tl.tensor, given: tl.tensor, row: tl.tensor, rows: tl.tensor,
+    begin: tl.tensor, columns: tl.tensor, BLOCK: tl.constexpr, GROUP: tl.constexpr,
+) -> None:  # fmt: skip
+    """Store what `shared_codes` gives of columns from `begin` on; a given one once."""
+    if given is not None:
+        one = tl.arange(0, 1)[:, None]
+        tl.store(s + one, scale, tl.program_id(0) + one == 0)
+    elif GROUP:
+        group, groups = begin // GROUP + tl.arange(0, BLOCK // GROUP)[None, :], columns // GROUP
+        tl.store(s + row * groups + group, scale, (row < rows) & (group < groups))
+    else:
+        tl.store(s + row, scale, row < rows)
 
 
 @kernel()

@@ -132,13 +132,19 @@ def _quantized(kind: torch.dtype, codes: torch.dtype) -> None:
     quantize.quantize_rows(many[:, :33], torch.int8)
     fused = importlib.import_module(f"{BACKEND}._norm_quantization")
     fused.add_normalize_quantize(many, many, many[0], 1e-6, codes)
-    fused.normalize_quantize(many[:, :33], many[0, :33], 1e-6, codes)
+    given = quantize.Scales(given=torch.ones(()))
+    fused.normalize_quantize(many[:, :33], many[0, :33], 1e-6, codes, given)
     long, gain = torch.zeros(9, 20479, dtype=kind), torch.zeros(20480, dtype=kind)
     fused.add_normalize_quantize(long, long, gain[:-1], 1e-6, codes)
     fused.normalize_quantize(gain.expand(9, 20480), gain, 1e-6, codes)
     gates = importlib.import_module(f"{BACKEND}._gate_quantization")
-    gates.gated_quantize(many[:, :66], 0, codes)
+    gates.gated_quantize(many[:, :66], 0, codes, given)
     gates.gated_quantize(many, 0, codes)
+    if kind == torch.bfloat16:
+        groups = quantize.Scales(group=128)
+        fused.add_normalize_quantize(many, many, many[0], 1e-6, codes, groups)
+        fused.normalize_quantize(gain.expand(9, 20480), gain, 1e-6, codes, groups)
+        gates.gated_quantize(many, 0, codes, groups)
 
 
 def _heads(kind: torch.dtype) -> None:

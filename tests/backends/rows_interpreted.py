@@ -27,8 +27,8 @@ LAYERS = ("contract", "bound", "layout", "rerun", "batch_invariance")
 BACKEND = "torch_ops.backends.triton"
 # Rows of 200 elements in pieces of 32, a piece for each program or one program for all.
 LONG = {
-    "split": {"_LONGEST": 64, "_PIECE": 32, "_FEW": 1 << 40},
-    "looped": {"_LONGEST": 64, "_FEW": 0, "INTERPRETED_TILE": 32},
+    "split": {"_LONGEST": 64, "_PIECE": 32, "FEW": 1 << 40},
+    "looped": {"_LONGEST": 64, "FEW": 0, "INTERPRETED_TILE": 32},
 }
 
 
@@ -72,39 +72,62 @@ def _composed(what: str, dtype: str) -> None:
     import torch
 
     both = norms_at_once if what == "norms" else gates_at_once
-    kind = getattr(torch, dtype)
-    for shape in ((5, 96), (2, 3, 200), (1, 1), (3, 0), (0, 8), (2, 20480), (9, 16500)):
-        for step in (1, 2, 1):  # the last launch is one that is known
-            found, wanted = both(shape, step, kind)
-            if not all(map(torch.equal, found, wanted)):
-                raise AssertionError(f"{shape}, every {step}: {found} instead of {wanted}")
+    kind, given = getattr(torch, dtype), torch.rand(2)[1:] + 0.01
+    by_row = ((5, 96), (2, 3, 200), (1, 1), (3, 0), (0, 8), (2, 20480), (9, 16500))
+    calls: list[Any] = [(shape, (0, None)) for shape in by_row]
+    if dtype == "float16":  # which is rounded in between
+        calls += [((5, 96), (32, None)), ((2, 40), (8, None)), ((3, 0), (16, None))]
+        calls += [((5, 96), (0, given)), ((0, 8), (0, given))]
+        if what == "gates":  # in two pieces
+            calls += [((2, 8224), (32, None)), ((2, 8224), (0, given))]
+    for shape, scales in calls:
+        _compose(both, shape, kind, scales)
+    if dtype == "float16" and what == "norms":
+        with patched("rms_norm", "looped"):
+            for shape, scales in (((2, 96), (16, None)), ((2, 72), (0, given))):
+                _compose(both, shape, kind, scales)
 
 
-def norms_at_once(shape: tuple[int, ...], step: int, kind: Any) -> tuple[list[Any], list[Any]]:
+def _compose(both: Any, shape: tuple[int, ...], kind: Any, scales: Any) -> None:
+    import torch
+
+    for step in (1, 2, 1):  # the last launch is one that is known
+        found, wanted = both(shape, step, kind, scales)
+        if not all(map(torch.equal, found, wanted)):
+            raise AssertionError(f"{shape}, every {step}, {scales}: {found} instead of {wanted}")
+
+
+def norms_at_once(
+    shape: tuple[int, ...], step: int, kind: Any, scales: Any = (0, None)
+) -> tuple[list[Any], list[Any]]:
     import torch
 
     fused = importlib.import_module(f"{BACKEND}._norm_quantization")
     norms = importlib.import_module(f"{BACKEND}._norms")
-    quantize = importlib.import_module(f"{BACKEND}._quantization").quantize_rows
+    quantize = importlib.import_module(f"{BACKEND}._quantization").quantize
+    scales = importlib.import_module(f"{BACKEND}._quantization").Scales(*scales)
     x, r = (torch.randn(*shape[:-1], step * shape[-1]).to(kind)[..., ::step] for _ in "xr")
     w = torch.randn(shape[-1])
     y, total = norms.add_normalize(x, r, w, 1e-6)
     plain = norms.normalize(x, w, None, 1e-6, norms.RMS)
     return [
-        *fused.normalize_quantize(x, w, 1e-6, torch.int8),
-        *fused.add_normalize_quantize(x, r, w, 1e-6, torch.int8),
-    ], [*quantize(plain, torch.int8), *quantize(y, torch.int8), total]
+        *fused.normalize_quantize(x, w, 1e-6, torch.int8, scales),
+        *fused.add_normalize_quantize(x, r, w, 1e-6, torch.int8, scales),
+    ], [*quantize(plain, torch.int8, scales), *quantize(y, torch.int8, scales), total]
 
 
-def gates_at_once(shape: tuple[int, ...], step: int, kind: Any) -> tuple[list[Any], list[Any]]:
+def gates_at_once(
+    shape: tuple[int, ...], step: int, kind: Any, scales: Any = (0, None)
+) -> tuple[list[Any], list[Any]]:
     import torch
 
     fused = importlib.import_module(f"{BACKEND}._gate_quantization")
     gates = importlib.import_module(f"{BACKEND}._gates")
-    quantize = importlib.import_module(f"{BACKEND}._quantization").quantize_rows
+    quantize = importlib.import_module(f"{BACKEND}._quantization").quantize
+    scales = importlib.import_module(f"{BACKEND}._quantization").Scales(*scales)
     x = torch.randn(*shape[:-1], 2 * step * shape[-1]).to(kind)[..., ::step]
-    found = fused.gated_quantize(x, gates.SILU, torch.int8)
-    return [*found], [*quantize(gates.gated(x, gates.SILU), torch.int8)]
+    found = fused.gated_quantize(x, gates.SILU, torch.int8, scales)
+    return [*found], [*quantize(gates.gated(x, gates.SILU), torch.int8, scales)]
 
 
 def specs(op: str, dtype: str, part: str) -> list[Any]:
@@ -143,7 +166,7 @@ def patched(op: str, part: str) -> Iterator[None]:
     if part == "tiles" and op in NORMS:
         changes["_CROWD"] = 2
     if op == OPS[-1]:
-        changes.pop("_FEW", None)
+        changes.pop("FEW", None)
     old = {name: getattr(module, name) for name in changes}
     kept = (module._ways if op in NORMS else module._plans, module._launches)
     for table in kept:

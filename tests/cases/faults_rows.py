@@ -17,6 +17,7 @@ _rms: One = right("rms_norm")
 _layer: One = right("layer_norm")
 _silu: One = right("silu_and_mul")
 _fused: Two = right("fused_add_rms_norm")
+_gated_codes: Two = right("silu_and_mul_quant_fp8_per_group")
 _rope: Two = right("apply_rope")
 
 
@@ -124,6 +125,10 @@ def _rows_wrapped(x: Tensor) -> Tensor:
     return _silu(wrapped(x))
 
 
+def _codes_wrapped(x: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
+    return _gated_codes(wrapped(x), group_size)
+
+
 def _positions_as_32_bits(
     q: Tensor, k: Tensor, cache: Tensor, positions: Tensor, *rest: Any
 ) -> Any:
@@ -175,6 +180,7 @@ FAULTS = [
     Fault(elementwise.no_tokens_and_then_some, "silu_and_mul", HALF, _no_launch),
     Fault(elementwise.no_tokens_and_then_some, "silu_and_mul", HALF, _sticky()),
     Fault(elementwise.offsets_past_31_bits_of_wide_rows, "silu_and_mul", HALF, _rows_wrapped),
+    Fault(elementwise.offsets_past_31_bits_of_wide_rows, elementwise.GROUPED, HALF, _codes_wrapped),
     Fault(elementwise.offsets_past_31_bits_of_many_rows, "silu_and_mul", HALF, _rows_wrapped),
     Fault(elementwise.positions_of_32_and_64_bits, "apply_rope", FP32, _positions_as_32_bits),
     Fault(elementwise.positions_of_32_and_64_bits, "apply_rope_", FP32, _positions_as_32_bits),

@@ -9,6 +9,7 @@ from .kernels import BF16, FP32, HALF, Kernels, judge, require, same
 from .scenario import scenario
 
 GATES = ("silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul")
+GROUPED = "silu_and_mul_quant_fp8_per_group"
 ROPES = ("apply_rope", "apply_rope_")
 DTYPES = (HALF, BF16, FP32)
 
@@ -26,19 +27,19 @@ def no_tokens_and_then_some(kernels: Kernels, op: str, dtype: torch.dtype) -> No
         kernels.proven(op, x)
 
 
-def _last_rows(kernels: Kernels, op: str, dtype: torch.dtype, width: int) -> None:
+def _last_rows(kernels: Kernels, op: str, dtype: torch.dtype, width: int, *more: int) -> None:
     width = width if kernels.far >= 2**31 else 64
     rows = kernels.far // width + 8
     x = kernels.full((rows, width), 0.0, dtype)
     last = slice(rows - 9, rows)  # one of them before the limit
     x[last] = kernels.normal(9, width, dtype=dtype)
-    (out,) = kernels(op, x)
-    judge(op, (x[last].clone(),), [out[last]])
+    found = kernels(op, x, *more)
+    judge(op, (x[last].clone(), *more), [out[last] for out in found])
 
 
-@scenario("A2", ops=GATES, dtypes=[HALF], gigabytes=64)
+@scenario("A2", ops=(*GATES, GROUPED), dtypes=[HALF], gigabytes=64)
 def offsets_past_31_bits_of_wide_rows(kernels: Kernels, op: str, dtype: torch.dtype) -> None:
-    _last_rows(kernels, op, dtype, 34816)
+    _last_rows(kernels, op, dtype, 34816, *([32] if op == GROUPED else []))
 
 
 @scenario("A3", ops=GATES, dtypes=[HALF], gigabytes=64)

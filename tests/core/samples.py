@@ -49,6 +49,17 @@ def _quantize_groups(rows: int, dtype: torch.dtype) -> Arguments:
     return {"x": torch.randn(rows, 2, 128, dtype=dtype), "group_size": 8}
 
 
+def _in_groups(rows: int, dtype: torch.dtype, *names: str) -> Arguments:
+    found = {name: torch.randn(rows, 2, 128, dtype=dtype) for name in names}
+    return {**found, "weight": torch.randn(128, dtype=dtype), "eps": 1e-5, "group_size": 8}
+
+
+def _by_scale(args: Arguments) -> Arguments:
+    """With a scale, before a number."""
+    numbers = {name: args.pop(name) for name in ("eps",) if name in args}
+    return {**args, "scale": torch.rand(1) + 0.5, **numbers}
+
+
 def _rope(rows: int, dtype: torch.dtype) -> Arguments:
     return {
         "q": torch.randn(rows, 4, HIDDEN, dtype=dtype),
@@ -237,10 +248,7 @@ MAKERS: dict[str, Callable[[int, torch.dtype], Arguments]] = {
     "paged_decode": _decode,
     "paged_prefill": _prefill,
     "quantize_fp8_per_group": _quantize_groups,
-    "quantize_fp8_per_tensor": lambda rows, dtype: {
-        "x": _x(rows, dtype),
-        "scale": torch.rand(1) + 0.5,
-    },
+    "quantize_fp8_per_tensor": lambda rows, dtype: _by_scale(_gate(rows, dtype)),
     "quantize_fp8_per_token": _gate,
     "quantize_int8_per_token": _gate,
     "rms_norm": _norm,
@@ -253,6 +261,17 @@ MAKERS: dict[str, Callable[[int, torch.dtype], Arguments]] = {
     "silu_and_mul": _gate,
     "silu_and_mul_backward": _gate_gradient,
     "silu_and_mul_quant_fp8": _gate,
+    "rms_norm_quant_fp8_per_group": lambda rows, dtype: _in_groups(rows, dtype, "x"),
+    "rms_norm_quant_fp8_per_tensor": lambda rows, dtype: _by_scale(_norm(rows, dtype)),
+    "fused_add_rms_norm_quant_fp8_per_group": lambda rows, dtype: _in_groups(
+        rows, dtype, "x", "residual"
+    ),
+    "fused_add_rms_norm_quant_fp8_per_tensor": lambda rows, dtype: _by_scale(_fused(rows, dtype)),
+    "silu_and_mul_quant_fp8_per_group": lambda rows, dtype: {
+        "x": torch.randn(rows, 2, 256, dtype=dtype),
+        "group_size": 8,
+    },
+    "silu_and_mul_quant_fp8_per_tensor": lambda rows, dtype: _by_scale(_gate(rows, dtype)),
     "topk_softmax": _routing,
     "varlen_attention": _varlen,
     "varlen_attention_with_lse": _varlen,

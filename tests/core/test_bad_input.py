@@ -59,10 +59,15 @@ def floats(name: str) -> list[Any]:
     ]
 
 
+WIDTH = r"\[(16|128)\]"
+
+
 def vector(name: str) -> list[Any]:
     return [
-        case(name, "length", cut(name), r"of shape \[15\]", r"\[16\], the last dimension of 'x'"),
-        case(name, "rank", rank(name, 1, 16), r"of shape \[1, 16\]", r"\[16\]"),
+        case(
+            name, "length", cut(name), r"of shape \[\d+\]", rf"{WIDTH}, the last dimension of 'x'"
+        ),
+        case(name, "rank", rank(name, 1, 16), r"of shape \[1, 16\]", WIDTH),
         case(name, "dtype", to(name, torch.int64), r"torch\.int64", r"torch\.float32"),
         case(name, "device", to(name, "meta"), "on device", "as 'x'"),
     ]
@@ -76,11 +81,12 @@ X = [*floats("x"), case("x", "rank", rank("x"), r"of shape \[\]", "rank >= 1")]
 NORM = [*X, *vector("weight"), *EPS]
 FUSED = [
     *NORM,
-    case("residual", "shape", cut("residual", 0), r"of shape \[2, 2, 16\]", "the shape of 'x'"),
+    case("residual", "shape", cut("residual", 0), r"of shape \[2, 2, \d+\]", "the shape of 'x'"),
     case("residual", "dtype", to("residual", torch.float16), r"torch\.float16", "as 'x'"),
     case("residual", "device", to("residual", "meta"), "on device", "as 'x'"),
 ]
-GATE = [*X, case("x", "odd", cut("x"), r"of shape \[3, 2, 15\]", "an even last dimension, not 15")]
+ODD = case("x", "odd", cut("x"), r"of shape \[3, 2, \d+\]", r"an even last dimension, not \d*5")
+GATE = [*X, ODD]
 GATE_GRADIENT = [
     *X,
     case("grad", "shape", cut("grad", 0), r"of shape \[2, 2, 8\]", "that of the result"),
@@ -95,7 +101,6 @@ SCALE = [
     case("scale", "device", to("scale", "meta"), "on device", "as 'x'"),
 ]
 GROUP = [
-    *X,
     case("group_size", "none", put("group_size", 0), "0", "a divisor of 128"),
     case("group_size", "no divisor", put("group_size", 5), "5", "a divisor of 128"),
 ]
@@ -437,6 +442,8 @@ BAD: dict[str, list[Any]] = {
     "gemma_fused_add_rms_norm": FUSED,
     "fused_add_rms_norm_": [*FUSED, *SHARED],
     "fused_add_rms_norm_quant_fp8": FUSED,
+    "fused_add_rms_norm_quant_fp8_per_group": [*FUSED, *GROUP],
+    "fused_add_rms_norm_quant_fp8_per_tensor": [*FUSED, *SCALE],
     "fused_experts": EXPERTS,
     "gelu_and_mul": GATE,
     "gelu_and_mul_backward": GATE_GRADIENT,
@@ -450,7 +457,7 @@ BAD: dict[str, list[Any]] = {
     "moe_align_block_size": ALIGN,
     "paged_decode": PAGED,
     "paged_prefill": PREFILL,
-    "quantize_fp8_per_group": GROUP,
+    "quantize_fp8_per_group": [*X, *GROUP],
     "quantize_fp8_per_tensor": [*X, *SCALE],
     "quantize_fp8_per_token": X,
     "quantize_int8_per_token": X,
@@ -473,9 +480,13 @@ BAD: dict[str, list[Any]] = {
     "top_k_renorm_probs": [*PROBS, *numbers("k", "int32")],
     "top_p_renorm_probs": [*PROBS, *numbers("p", "float32")],
     "rms_norm_quant_fp8": NORM,
+    "rms_norm_quant_fp8_per_group": [*NORM, *GROUP],
+    "rms_norm_quant_fp8_per_tensor": [*NORM, *SCALE],
     "silu_and_mul": GATE,
     "silu_and_mul_backward": GATE_GRADIENT,
     "silu_and_mul_quant_fp8": GATE,
+    "silu_and_mul_quant_fp8_per_group": [*GATE, *GROUP],
+    "silu_and_mul_quant_fp8_per_tensor": [*GATE, *SCALE],
     "topk_softmax": ROUTING,
     "varlen_attention": VARLEN,
     "varlen_attention_with_lse": VARLEN,

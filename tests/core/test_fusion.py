@@ -41,11 +41,29 @@ def all_of_them(x: Tensor, residual: Tensor, eps: float = 1e-5, **how: Any) -> A
     return (*q, *ops.quantize_fp8_per_token(ops.silu_and_mul(total)))
 
 
+def in_groups(x: Tensor, residual: Tensor, eps: float = 1e-5, **how: Any) -> Any:
+    y, total = ops.fused_add_rms_norm(x, residual, WEIGHT, eps)
+    z = ops.quantize_fp8_per_group(ops.rms_norm(x, WEIGHT, eps), 64)
+    gated = ops.quantize_fp8_per_group(ops.silu_and_mul(x), group_size=16)
+    return (*ops.quantize_fp8_per_group(y, 32), total * 2, *z, *gated)
+
+
+def by_a_scale(x: Tensor, residual: Tensor, eps: float = 1e-5, **how: Any) -> Any:
+    scale = residual.abs().amax().float() / 100
+    y, total = ops.fused_add_rms_norm(x, residual, WEIGHT, eps)
+    z = ops.quantize_fp8_per_tensor(ops.rms_norm(x, WEIGHT, eps), scale)
+    gated = ops.quantize_fp8_per_tensor(ops.silu_and_mul(x), scale=scale.view(1))
+    return (*ops.quantize_fp8_per_tensor(y, scale), total * 2, *z, *gated)
+
+
+QUANTIZED = ("fused_add_rms_norm_quant_fp8", "rms_norm_quant_fp8", "silu_and_mul_quant_fp8")
 PAIRS: dict[str, tuple[Callable[..., Any], list[str]]] = {
     "norm_quant": (norm_quant, ["rms_norm_quant_fp8"]),
     "add_norm_quant": (add_norm_quant, ["fused_add_rms_norm_quant_fp8"]),
     "silu_quant": (silu_quant, ["silu_and_mul_quant_fp8"]),
     "add_norm": (add_norm, ["fused_add_rms_norm"]),
+    "in_groups": (in_groups, [f"{op}_per_group" for op in QUANTIZED]),
+    "by_a_scale": (by_a_scale, [f"{op}_per_tensor" for op in QUANTIZED]),
     "all_of_them": (all_of_them, ["fused_add_rms_norm_quant_fp8", "silu_and_mul_quant_fp8"]),
 }
 
@@ -107,7 +125,7 @@ def test_the_backend_that_both_calls_name_runs(name: str, backend: str) -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("name", PAIRS)
-@pytest.mark.parametrize("columns", [64, 4096, 5120])
+@pytest.mark.parametrize("columns", [64, 4096, 5120, 8192])
 def test_the_bits_are_those_of_two_calls_on_a_gpu(
     name: str, columns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -194,9 +212,35 @@ def _written(x: Tensor, residual: Tensor) -> Any:
     return ops.rms_norm(total, WEIGHT), total
 
 
+def _twice(x: Tensor, residual: Tensor) -> Any:
+    total = x[0] + residual[0]
+    return (ops.rms_norm(total, total),)
+
+
 def _late_weight(x: Tensor, residual: Tensor) -> Any:
     total = x + residual
-    return (ops.rms_norm(total, WEIGHT * 2),)
+    early = total * 3
+    weight = WEIGHT * 2
+    return ops.rms_norm(total, weight), early
+
+
+def _computed_scale(x: Tensor, residual: Tensor) -> Any:
+    return ops.quantize_fp8_per_tensor(ops.rms_norm(x, WEIGHT))
+
+
+def _written_scale(x: Tensor, residual: Tensor) -> Any:
+    scale = residual.amax().float()
+    y = ops.rms_norm(x, WEIGHT)
+    scale.mul_(2)
+    return ops.quantize_fp8_per_tensor(y, scale)
+
+
+def _rotated_and_appended(x: Tensor, residual: Tensor) -> Any:
+    places, angles = torch.arange(5), torch.linspace(0, 1, 5 * 32).view(5, 32)
+    q, k = ops.apply_rope(x.view(5, 2, 32), residual[:, None, :32], angles, places)
+    caches = x.new_zeros(2, 4, 1, 32), x.new_zeros(2, 4, 1, 32)
+    ops.append_paged_kv_(k, residual[:, None, 32:], *caches, places)
+    return q, *caches
 
 
 def _turned(x: Tensor, residual: Tensor) -> Any:
@@ -213,7 +257,11 @@ def _turned(x: Tensor, residual: Tensor) -> Any:
         (_mixed, "op 'fused_add_rms_norm': argument 'residual' is torch.float32"),
         (_broadcast, "op 'fused_add_rms_norm': argument 'residual' is of shape [1, 64]"),
         (_written, "mul_ writes between the two"),
-        (_late_weight, "mul is made after the sum"),
+        (_twice, "rms_norm_default takes what lies between twice"),
+        (_late_weight, "weight is made after early takes what total gives"),
+        (_computed_scale, "scale is None, which rms_norm_quant_fp8_per_tensor doesn't take: one"),
+        (_written_scale, "mul_ writes between the two"),
+        (_rotated_and_appended, "no backend of both has one kernel for them"),
         (_turned, "the sum isn't contiguous, and that of the fused op is"),
     ],
 )

@@ -482,29 +482,78 @@ def test_a_rounding_elsewhere_is_what_it_was_given() -> None:
 
 
 CACHED = """
+import contextlib, json, os
 import torch, torch_ops
 from torch._dynamo.utils import counters
-from torch._inductor.utils import run_and_get_code
+from torch_ops import buckets, tuning
+from torch_ops.declarations import catalogue
 
-x = torch.arange(24.0).view(3, 8)
-call = torch.compile(lambda x: torch_ops.ops.rms_norm(x) + 1)
-found, sources = run_and_get_code(call, x)
-torch.testing.assert_close(found, torch_ops.ops.rms_norm(x) + 1)
-hits = counters["inductor"]["fxgraph_cache_hit"] + counters["aot_autograd"]["autograd_cache_hit"]
-with torch.profiler.profile() as seen:
-    call(x)
-ran = {event.key for event in seen.key_averages()}
-print(hits > 0, "torch_ops_compiled::rms_norm" in ran)
+x, weight = torch.arange(24.0).view(3, 8), torch.ones(8)
+
+
+def called():
+    return torch_ops.ops.rms_norm(x, weight) + 1
+
+
+def table(stack):
+    bucket = buckets.bucket(catalogue()["rms_norm"], (x, weight, 1e-6))
+    rows = {"rms_norm": [tuning.Row(bucket, {"torch": 2.0, "inductor": 1.0})]}
+    device = tuning.device_name(torch_ops.Platform.cpu())
+    with open("table.json", "w") as file:
+        json.dump(tuning.written(device, rows), file)
+    torch_ops.load_tuning_table("table.json")
+    stack.callback(torch_ops.clear_tuning_table)
+
+
+def alone(stack):
+    os.environ.pop("TORCH_OPS_BACKEND")
+    torch_ops.refresh()
+
+
+WAYS = {
+    "started": lambda stack: None,
+    "alone": alone,
+    "scope": lambda stack: stack.enter_context(torch_ops.use_backend(rms_norm="acme")),
+    "process": lambda stack: stack.callback(torch_ops.set_backend(rms_norm="acme")),
+    "table": table,
+}
+for way in os.environ["WAYS"].split():
+    torch._dynamo.reset()
+    counters.clear()
+    with contextlib.ExitStack() as stack, torch_ops.trace() as seen:
+        WAYS[way](stack)
+        found = torch.compile(called)()
+        ran = [record.backend.value for record in seen.records] or ["dissolved"]
+        torch.testing.assert_close(found, called())
+    hits = counters["inductor"]["fxgraph_cache_hit"]
+    hits += counters["aot_autograd"]["autograd_cache_hit"]
+    print(way, *ran, "cached" if hits else "compiled", end=", ")
 """
 
 
 @pytest.mark.slow
 def test_a_shared_cache_serves_no_graph_of_another_choice(python: Python, tmp_path: Path) -> None:
-    def run(**env: str) -> str:
-        cache = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
-        return python(CACHED, **cache, **env).strip()
+    """Whoever has chosen in whichever process: results follow, and equal choices share a graph."""
 
-    assert run() == "False False"
-    assert run(TORCH_OPS_INLINE="false") == "False True"
-    assert run() == "True False"
-    assert run(TORCH_OPS_INLINE="false") == "True True"
+    def run(ways: str, **env: str) -> list[str]:
+        cache = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
+        names = () if (tmp_path / "other-site").exists() else ("acme",)
+        found = python(CACHED, *names, WAYS=ways, **cache, **env)
+        return found.removesuffix(", ").split(", ")
+
+    assert run("started") == ["started dissolved compiled"]
+    assert run("started scope", TORCH_OPS_INLINE="false") == [
+        "started torch compiled",
+        "scope acme cached",  # one graph for all that is called
+    ]
+    assert run("started scope table") == [
+        "started dissolved cached",
+        "scope acme compiled",
+        "table inductor compiled",
+    ]
+    assert run("started alone process table", TORCH_OPS_BACKEND="rms_norm=acme") == [
+        "started acme cached",
+        "alone dissolved cached",
+        "process acme cached",
+        "table inductor cached",
+    ]

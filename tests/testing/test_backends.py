@@ -29,6 +29,10 @@ ONE = {
     "quantize_fp8_per_tensor": "float32", "quantize_fp8_per_token": "bfloat16",
     "quantize_int8_per_token": "float16", "rms_norm_quant_fp8": "float32",
     "silu_and_mul_quant_fp8": "float16",
+    "rms_norm_quant_fp8_per_group": "bfloat16", "rms_norm_quant_fp8_per_tensor": "float16",
+    "fused_add_rms_norm_quant_fp8_per_group": "float16",
+    "fused_add_rms_norm_quant_fp8_per_tensor": "bfloat16",
+    "silu_and_mul_quant_fp8_per_group": "bfloat16", "silu_and_mul_quant_fp8_per_tensor": "float32",
     "topk_softmax": "float16",
     "varlen_attention": "float64", "varlen_attention_with_lse": "bfloat16",
 }  # fmt: skip

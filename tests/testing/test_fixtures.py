@@ -59,10 +59,12 @@ def test_the_file_is_what_the_program_computes() -> None:
 # Codes, ids and compositions, whose values stand in tests/cases (rows Q and E), and products, which
 # a law compares with exact sums of whole numbers.
 ELSEWHERE = {
-    "fused_add_rms_norm_quant_fp8", "fused_experts", "moe_align_block_size",
+    "fused_add_rms_norm_quant_fp8", "fused_add_rms_norm_quant_fp8_per_group",
+    "fused_add_rms_norm_quant_fp8_per_tensor", "fused_experts", "moe_align_block_size",
     "quantize_fp8_per_group", "quantize_fp8_per_tensor", "quantize_fp8_per_token",
-    "quantize_int8_per_token", "rms_norm_quant_fp8", "scaled_mm_fp8", "scaled_mm_int8",
-    "silu_and_mul_quant_fp8", "topk_softmax",
+    "quantize_int8_per_token", "rms_norm_quant_fp8", "rms_norm_quant_fp8_per_group",
+    "rms_norm_quant_fp8_per_tensor", "scaled_mm_fp8", "scaled_mm_int8", "silu_and_mul_quant_fp8",
+    "silu_and_mul_quant_fp8_per_group", "silu_and_mul_quant_fp8_per_tensor", "topk_softmax",
 }  # fmt: skip
 
 

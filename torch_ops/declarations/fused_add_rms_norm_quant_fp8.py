@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from torch_ops import checks
 from torch_ops.contracts import QuantizationContract
 from torch_ops.declarations import _quantization
 from torch_ops.declarations._shared import upcast
@@ -51,11 +50,7 @@ fused_add_rms_norm_quant_fp8.batch("x", "residual")
 
 @fused_add_rms_norm_quant_fp8.check
 def _check(x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-6) -> None:
-    _quantization.check(_OP, x)
-    checks.shape(_OP, "residual", residual, x.shape, "the shape of 'x'")
-    checks.like(_OP, "residual", residual, x, "x")
-    checks.vector(_OP, "weight", weight, x)
-    checks.non_negative(_OP, "eps", eps)
+    _quantization.check_norm(_OP, x, weight, eps, residual)
 
 
 @fused_add_rms_norm_quant_fp8.fake

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from torch_ops import checks
 from torch_ops.contracts import QuantizationContract
 from torch_ops.declarations import _quantization
 from torch_ops.declarations._shared import upcast
@@ -33,9 +32,7 @@ def quantize_fp8_per_group(x: Tensor, group_size: int = 128) -> tuple[Tensor, Te
 
     Source: DeepSeek-AI, DeepSeek-V3 Technical Report (arXiv 2412.19437), 3.3.
     """
-    groups = upcast(x).view(*x.shape[:-1], x.shape[-1] // group_size, group_size)
-    q, scale = _quantization.quantize_rows(groups, _quantization.fp8_of(x))
-    return q.view(x.shape), scale.squeeze(-1)
+    return _quantization.quantize_groups(upcast(x), group_size, _quantization.fp8_of(x))
 
 
 quantize_fp8_per_group.batch("x")
@@ -44,13 +41,8 @@ quantize_fp8_per_group.batch("x")
 @quantize_fp8_per_group.check
 def _check(x: Tensor, group_size: int = 128) -> None:
     _quantization.check("quantize_fp8_per_group", x)
-    if group_size < 1 or x.shape[-1] % group_size:
-        checks.refuse(
-            "quantize_fp8_per_group",
-            "group_size",
-            repr(group_size),
-            f"a divisor of {x.shape[-1]}, the last dimension of 'x' {list(x.shape)}",
-        )
+    of = f"the last dimension of 'x' {list(x.shape)}"
+    _quantization.check_group("quantize_fp8_per_group", group_size, x.shape[-1], of)
 
 
 @quantize_fp8_per_group.fake

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torch_ops import checks
 from torch_ops.contracts import QuantizationContract
 from torch_ops.declarations import _quantization
 from torch_ops.declarations._shared import upcast
@@ -36,8 +35,8 @@ def quantize_fp8_per_tensor(x: Tensor, scale: Tensor | None = None) -> tuple[Ten
     """
     wide, dtype = upcast(x), _quantization.fp8_of(x)
     if scale is not None:
-        out = scale.reshape(1).clone(memory_format=torch.contiguous_format)
-    elif x.numel() == 0:
+        return _quantization.quantize_by(wide, scale, dtype)
+    if x.numel() == 0:
         out = _quantization.scale_of(wide.new_zeros(1), dtype)
     else:
         out = _quantization.scale_of(wide.abs().amax().reshape(1), dtype)
@@ -47,26 +46,14 @@ def quantize_fp8_per_tensor(x: Tensor, scale: Tensor | None = None) -> tuple[Ten
 @quantize_fp8_per_tensor.check
 def _check(x: Tensor, scale: Tensor | None = None) -> None:
     _quantization.check("quantize_fp8_per_tensor", x)
-    if scale is None:
-        return
-    checks.float_dtype("quantize_fp8_per_tensor", "scale", scale, (torch.float32,))
-    if scale.dim() > 1 or scale.numel() != 1:
-        checks.refuse(
-            "quantize_fp8_per_tensor", "scale", f"of shape {list(scale.shape)}", "[1] or []"
-        )
-    if scale.device != x.device:
-        checks.refuse(
-            "quantize_fp8_per_tensor", "scale", f"on device {scale.device}", f"{x.device}, as 'x'"
-        )
+    if scale is not None:
+        _quantization.check_scale("quantize_fp8_per_tensor", scale, x)
 
 
 @quantize_fp8_per_tensor.debug_check
 def _debug_check(x: Tensor, scale: Tensor | None = None) -> None:
-    if scale is None:
-        return
-    value = float(scale)
-    if not torch.finfo(torch.float32).tiny <= value < float("inf"):
-        checks.refuse("quantize_fp8_per_tensor", "scale", repr(value), "a finite normal number > 0")
+    if scale is not None:
+        _quantization.check_scale_value("quantize_fp8_per_tensor", scale)
 
 
 @quantize_fp8_per_tensor.fake

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from torch_ops import checks
 from torch_ops.contracts import QuantizationContract
 from torch_ops.declarations import _quantization
 from torch_ops.declarations._shared import upcast
@@ -45,9 +44,7 @@ rms_norm_quant_fp8.batch("x")
 
 @rms_norm_quant_fp8.check
 def _check(x: Tensor, weight: Tensor, eps: float = 1e-6) -> None:
-    _quantization.check("rms_norm_quant_fp8", x)
-    checks.vector("rms_norm_quant_fp8", "weight", weight, x)
-    checks.non_negative("rms_norm_quant_fp8", "eps", eps)
+    _quantization.check_norm("rms_norm_quant_fp8", x, weight, eps)
 
 
 @rms_norm_quant_fp8.fake

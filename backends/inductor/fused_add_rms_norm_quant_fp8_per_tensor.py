@@ -1,0 +1,24 @@
+"""The compiled norm, then the compiled quantization: one graph of both sums a row otherwise."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from . import fused_add_rms_norm as norm
+from . import quantize_fp8_per_tensor as quantization
+
+__all__ = ["fused_add_rms_norm_quant_fp8_per_tensor", "supports"]
+
+
+def fused_add_rms_norm_quant_fp8_per_tensor(
+    x: Tensor, residual: Tensor, weight: Tensor, scale: Tensor, eps: float = 1e-6
+) -> tuple[Tensor, Tensor, Tensor]:
+    normed, residual_out = norm.fused_add_rms_norm(x, residual, weight, eps)
+    q, out = quantization.quantize_fp8_per_tensor(normed, scale)
+    return q, out, residual_out
+
+
+def supports(
+    x: Tensor, residual: Tensor, weight: Tensor, scale: Tensor, eps: float = 1e-6
+) -> str | None:
+    return norm.supports(x, residual, weight, eps) or quantization.supports(x, scale)

@@ -1,0 +1,6 @@
+"""Proof of fused_add_rms_norm_quant_fp8_per_group."""
+
+from torch_ops.testing.proofs._fused_proofs import added_norm_proof
+from torch_ops.testing.proofs._fused_quantization import GROUPS
+
+proof = added_norm_proof("fused_add_rms_norm_quant_fp8_per_group", GROUPS)

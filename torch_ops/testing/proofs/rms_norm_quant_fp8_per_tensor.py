@@ -1,0 +1,6 @@
+"""Proof of rms_norm_quant_fp8_per_tensor."""
+
+from torch_ops.testing.proofs._fused_proofs import norm_proof
+from torch_ops.testing.proofs._fused_quantization import GIVEN
+
+proof = norm_proof("rms_norm_quant_fp8_per_tensor", GIVEN)
