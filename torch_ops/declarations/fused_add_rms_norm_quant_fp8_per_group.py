@@ -47,6 +47,9 @@ def fused_add_rms_norm_quant_fp8_per_group(
     return (*_quantization.quantize_groups(wide, group_size, dtype), residual_out)
 
 
+fused_add_rms_norm_quant_fp8_per_group.batch("x", "residual")
+
+
 @fused_add_rms_norm_quant_fp8_per_group.check
 def _check(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-6, group_size: int = 128

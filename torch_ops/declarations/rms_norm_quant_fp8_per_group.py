@@ -45,6 +45,9 @@ def rms_norm_quant_fp8_per_group(
     return _quantization.quantize_groups(wide, group_size, dtype)
 
 
+rms_norm_quant_fp8_per_group.batch("x")
+
+
 @rms_norm_quant_fp8_per_group.check
 def _check(x: Tensor, weight: Tensor, eps: float = 1e-6, group_size: int = 128) -> None:
     _quantization.check_norm(_OP, x, weight, eps)

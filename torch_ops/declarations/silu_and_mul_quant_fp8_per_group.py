@@ -41,6 +41,9 @@ def silu_and_mul_quant_fp8_per_group(x: Tensor, group_size: int = 128) -> tuple[
     return _quantization.quantize_groups(wide, group_size, dtype)
 
 
+silu_and_mul_quant_fp8_per_group.batch("x")
+
+
 @silu_and_mul_quant_fp8_per_group.check
 def _check(x: Tensor, group_size: int = 128) -> None:
     _quantization.check(_OP, x)
