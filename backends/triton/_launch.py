@@ -30,6 +30,7 @@ __all__ = [
     "Variant",
     "device_function",
     "kernel",
+    "multiprocessors",
     "refuses_bfloat16",
     "refuses_float8",
     "remember",
@@ -39,6 +40,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 INTERPRETED_TILE = 8192  # elements; the interpreter costs time per program, not per element
+_INTERPRETED_MULTIPROCESSORS = 4
 _REMEMBERED = 4096
 WARP = 64 if torch.version.hip else 32
 _current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: -1)
@@ -207,6 +209,14 @@ def kernel(*, unaligned: Sequence[str] = ()) -> Callable[[Callable[..., Any]], K
         unaligned: Pointers of which no alignment is known.
     """
     return lambda function: Kernel(function, unaligned)
+
+
+@functools.cache
+def multiprocessors(device: int) -> int:
+    """Give how many a GPU has; a few for -1, the interpreter."""
+    if device < 0:
+        return _INTERPRETED_MULTIPROCESSORS
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def refuses_bfloat16(op: Callable[..., Any]) -> Callable[..., str | None] | None:
