@@ -29,12 +29,14 @@ declined = {
     ),
     "gelu_and_mul_backward": _GRADIENTS,
     "gelu_tanh_and_mul_backward": _GRADIENTS,
+    "layer_norm_backward": _GRADIENTS,
     "min_p_filter": "min_p_sampling_from_probs draws at once, and gives no filtered rows",
     "moe_align_block_size": "none of its kernels sorts assignments into blocks",
     "quantize_fp8_per_group": _MX,
     "quantize_fp8_per_tensor": _MX,
     "quantize_fp8_per_token": _MX,
     "quantize_int8_per_token": "none of its kernels has codes of int8",
+    "rms_norm_backward": _GRADIENTS,
     "rms_norm_quant_fp8": _GIVEN_SCALE,
     "sample_top_k_top_p": (
         "rows are drawn by rejection, a new number of 24 bits for each trial (the op's contract: "

@@ -201,8 +201,6 @@ def fold(
         total += tl.load(partial + at, inside & (row < count), other=0.0)
     result = tl.sum(total, 0, keep_dims=True)
     if dw is not None:
-        if plane == 0:
-            tl.store(dw + cols, result.to(dw.dtype.element_ty), inside)
+        tl.store(dw + cols, result.to(dw.dtype.element_ty), inside & (plane == 0))
     if db is not None:
-        if plane == 1:
-            tl.store(db + cols, result.to(db.dtype.element_ty), inside)
+        tl.store(db + cols, result.to(db.dtype.element_ty), inside & (plane == 1))

@@ -1,4 +1,4 @@
-"""Gradients of norms: in one pass where registers hold a row, else in two; then those of vectors."""
+"""Gradients of norms: in one pass where registers hold a row, else in two."""
 
 from __future__ import annotations
 

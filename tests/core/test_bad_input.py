@@ -80,6 +80,12 @@ FUSED = [
     case("residual", "dtype", to("residual", torch.float16), r"torch\.float16", "as 'x'"),
     case("residual", "device", to("residual", "meta"), "on device", "as 'x'"),
 ]
+NORM_GRADIENT = [
+    *NORM,
+    case("grad", "shape", cut("grad", 0), r"of shape \[2, 2, 16\]", "the shape of 'x'"),
+    case("grad", "dtype", to("grad", torch.float16), r"torch\.float16", "as 'x'"),
+    case("grad", "device", to("grad", "meta"), "on device", "as 'x'"),
+]
 GATE = [*X, case("x", "odd", cut("x"), r"of shape \[3, 2, 15\]", "an even last dimension, not 15")]
 GATE_GRADIENT = [
     *X,
@@ -420,6 +426,7 @@ BAD: dict[str, list[Any]] = {
     "gelu_tanh_and_mul_backward": GATE_GRADIENT,
     "gemma_rms_norm": NORM,
     "layer_norm": [*NORM, *vector("bias")],
+    "layer_norm_backward": [*NORM_GRADIENT, *vector("bias")],
     "merge_state": MERGE,
     "min_p_filter": [*PROBS, *numbers("min_p", "float32")],
     "mla_decode": LATENTS,
@@ -431,6 +438,11 @@ BAD: dict[str, list[Any]] = {
     "quantize_fp8_per_token": X,
     "quantize_int8_per_token": X,
     "rms_norm": NORM,
+    "rms_norm_backward": [
+        *NORM_GRADIENT,
+        case("residual_grad", "shape", cut("residual_grad"), r"of shape \[3, 2, 15\]", "of 'x'"),
+        case("residual_grad", "dtype", to("residual_grad", torch.float16), r"torch\.float16"),
+    ],
     "scaled_mm_fp8": PRODUCT,
     "scaled_mm_int8": [
         *PRODUCT,

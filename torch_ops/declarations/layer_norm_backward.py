@@ -34,8 +34,8 @@ def layer_norm_backward(
 
     Returns:
         ``(dx, dweight, dbias)``: ``[..., hidden]``, dtype of ``x``, contiguous, and twice
-        ``[hidden]``, dtype of ``weight`` and of ``bias``, or ``[0]`` where there is none. Everything
-        is computed in float32 (float64 for float64 ``x``) and rounded once.
+        ``[hidden]``, dtype of ``weight`` and of ``bias``, or ``[0]`` where there is none.
+        Everything is computed in float32 (float64 for float64 ``x``) and rounded once.
 
     Raises:
         TypeError: a dtype isn't accepted.
