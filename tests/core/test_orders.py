@@ -21,12 +21,12 @@ OPS = (
     "fused_add_rms_norm", "fused_add_rms_norm_", "fused_add_rms_norm_quant_fp8", "fused_experts",
     "gelu_and_mul", "gelu_and_mul_backward", "gelu_tanh_and_mul", "gelu_tanh_and_mul_backward",
     "gemma_fused_add_rms_norm", "gemma_rms_norm", "layer_norm", "layer_norm_backward",
-    "merge_state", "min_p_filter", "mla_decode", "moe_align_block_size", "paged_decode", "paged_prefill",
-    "quantize_fp8_per_group", "quantize_fp8_per_tensor", "quantize_fp8_per_token",
+    "merge_state", "min_p_filter", "mla_decode", "moe_align_block_size", "paged_decode",
+    "paged_prefill", "quantize_fp8_per_group", "quantize_fp8_per_tensor", "quantize_fp8_per_token",
     "quantize_int8_per_token", "rms_norm", "rms_norm_backward", "rms_norm_quant_fp8",
     "sample_top_k_top_p", "scaled_mm_fp8", "scaled_mm_int8", "silu_and_mul",
-    "silu_and_mul_backward", "silu_and_mul_quant_fp8", "top_k_renorm_probs", "top_p_renorm_probs", "topk_softmax",
-    "varlen_attention", "varlen_attention_with_lse",
+    "silu_and_mul_backward", "silu_and_mul_quant_fp8", "top_k_renorm_probs", "top_p_renorm_probs",
+    "topk_softmax", "varlen_attention", "varlen_attention_with_lse",
 )  # fmt: skip
 
 
