@@ -219,13 +219,19 @@ def multiprocessors(device: int) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
-def refuses_bfloat16(op: Callable[..., Any]) -> Callable[..., str | None] | None:
-    """Give an op's predicate: None on a GPU, where its kernels take every legal call."""
+def refuses_bfloat16(op: Callable[..., Any], *places: int) -> Callable[..., str | None] | None:
+    """Give an op's predicate: None on a GPU, where its kernels take every legal call.
+
+    Args:
+        op: Its kernel.
+        *places: Of arguments, beside the first, whose dtype is that of an output.
+    """
     if not INTERPRETED:
         return None
 
     def supports(*args: Any) -> str | None:
-        if args[0].dtype == torch.bfloat16:
+        written = [args[place] for place in (0, *places) if place < len(args)]
+        if any(x is not None and x.dtype == torch.bfloat16 for x in written):
             return (
                 "torch.bfloat16 is untestable in Triton's interpreter, which truncates where a GPU "
                 "rounds (supported there: torch.float16, torch.float32, torch.float64)"

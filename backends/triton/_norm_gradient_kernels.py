@@ -1,8 +1,8 @@
 """Gradients of normalizations of rows: RMS and layer norm, with or without a residual's gradient.
 
-`whole` keeps rows in registers; `sums` and `apply` walk rows that are too long for that, in pieces.
-What the gradients of weight and bias add over the rows of a program is kept in its place, and
-`fold` adds what the programs found: in one order, so that equal calls give equal bits.
+`whole_gradient` keeps rows in registers; `gradient_sums` and `gradient_apply` walk rows that are
+too long for that, in pieces. What the gradients of weight and bias add over the rows of a program
+is kept, and `fold` adds what the programs found: in one order, so that equal calls give equal bits.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ._launch import device_function, kernel
 from ._norm_kernels import inverse_root
 from ._rows import offset
 
-__all__ = ["apply", "fold", "sums", "whole"]
+__all__ = ["fold", "gradient_apply", "gradient_sums", "whole_gradient"]
 
 
 @device_function
@@ -28,7 +28,7 @@ def _gained(d: tl.tensor, gain: tl.tensor, ONE_PLUS: tl.constexpr) -> tl.tensor:
 
 
 @kernel()
-def whole(
+def whole_gradient(
     x: tl.tensor, grad: tl.tensor, r: tl.tensor, w: tl.tensor, dx: tl.tensor, partial: tl.tensor,
     rows: tl.int64, each: tl.int32, lanes: tl.int32,
     x_step: tl.int64, x_outer: tl.int64, d_step: tl.int64, d_outer: tl.int64,
@@ -89,7 +89,7 @@ def whole(
 
 
 @kernel()
-def sums(
+def gradient_sums(
     x: tl.tensor, grad: tl.tensor, w: tl.tensor, s: tl.tensor,
     lanes: tl.int32, x_step: tl.int64, x_outer: tl.int64, d_step: tl.int64, d_outer: tl.int64,
     inner: tl.int64, eps: tl.float64,
@@ -134,7 +134,7 @@ def sums(
 
 
 @kernel()
-def apply(
+def gradient_apply(
     x: tl.tensor, grad: tl.tensor, r: tl.tensor, w: tl.tensor, s: tl.tensor, dx: tl.tensor,
     partial: tl.tensor,
     rows: tl.int64, each: tl.int32, lanes: tl.int32, pieces: tl.int32,
@@ -201,6 +201,6 @@ def fold(
         total += tl.load(partial + at, inside & (row < count), other=0.0)
     result = tl.sum(total, 0, keep_dims=True)
     if dw is not None:
-        tl.store(dw + cols, result.to(dw.dtype.element_ty), inside & (plane == 0))
+        tl.store(dw + cols, result.to(dw.dtype.element_ty), cols < tl.where(plane == 0, columns, 0))
     if db is not None:
-        tl.store(db + cols, result.to(db.dtype.element_ty), inside & (plane == 1))
+        tl.store(db + cols, result.to(db.dtype.element_ty), cols < tl.where(plane == 1, columns, 0))

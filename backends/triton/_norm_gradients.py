@@ -103,12 +103,12 @@ def _differentiate(
     x_at, d_at, r_at = ((rows.step[i], rows.outer[i]) for i in (0, 1, -1))
     at = (*x_at, *d_at, *r_at, rows.inner)
     if chosen.pieces == 1:
-        whole = _variant("whole", *known)
+        whole = _variant("whole_gradient", *known)
         numbers = (rows.total, each, rows.lanes, *at, eps)
         whole(shares, (x, grad, r, w, dx, partial), numbers)
         return
     s = torch.empty((rows.total, 4), dtype=accumulation_dtype(x.dtype), device=x.device)
-    sums, apply = _variant("sums", *known), _variant("apply", *known)
+    sums, apply = _variant("gradient_sums", *known), _variant("gradient_apply", *known)
     sums(rows.total, (x, grad, w, s), (rows.lanes, *x_at, *d_at, rows.inner, eps))
     numbers = (rows.total, each, rows.lanes, chosen.pieces, *at)
     apply(shares * chosen.pieces, (x, grad, r, w, s, dx, partial), numbers)
@@ -118,9 +118,9 @@ def _differentiate(
 def _variant(
     name: str, flags: tuple[Any, ...], chosen: Config, dtypes: tuple[Any, ...], device: int
 ) -> Variant:
-    """Make a variant, for one dtype of each tensor; `sums` knows no rows of a tile."""
+    """Make a variant, for one dtype of each tensor; the sums of a row know no rows of a tile."""
     kernel = getattr(kernels, name)
-    sizes = (chosen.block,) if name == "sums" else (chosen.block, chosen.rows)
+    sizes = (chosen.block,) if name == "gradient_sums" else (chosen.block, chosen.rows)
     aligned = flags[-1] > 1
     made: Variant = kernel.variant((*flags, *sizes), chosen.threads, device, aligned=aligned)
     return made
@@ -129,14 +129,17 @@ def _variant(
 def _fold(partial: Tensor, dw: Tensor | None, db: Tensor | None) -> None:
     shares, planes, columns = partial.shape
     kinds = tuple(None if vector is None else vector.dtype for vector in (dw, db))
-    variant = _folding(partial.dtype, kinds, planes, partial.get_device())
+    variant = _folding(partial.dtype, kinds, (planes, *_FOLDED[::-1]), partial.get_device())
     pieces = -(-columns // _FOLDED[1])
     variant(planes * pieces, (partial, dw, db), (shares, columns, pieces))
 
 
 @functools.cache
 def _folding(
-    wide: torch.dtype, kinds: tuple[torch.dtype | None, ...], planes: int, device: int
+    wide: torch.dtype,
+    kinds: tuple[torch.dtype | None, ...],
+    constants: tuple[int, ...],
+    device: int,
 ) -> Variant:
-    rows, columns = _FOLDED
-    return kernels.fold.variant((planes, columns, rows), 256, device, aligned=False)
+    """Make a variant for one dtype of each tensor."""
+    return kernels.fold.variant(constants, 256, device, aligned=False)

@@ -21,4 +21,4 @@ def rms_norm_backward(
     return dx, dweight
 
 
-supports = refuses_bfloat16(rms_norm_backward)
+supports = refuses_bfloat16(rms_norm_backward, 2)
