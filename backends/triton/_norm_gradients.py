@@ -18,11 +18,10 @@ from ._rows import Rows, as_rows, as_vector, lane_of, power_of_two
 
 __all__ = ["LAYER", "ONE_PLUS", "RMS", "gradients"]
 
-_LONGEST = 32768  # bytes of a row, in the dtype that is computed in, that stay in registers
-_TILE = 16384
+_TILE = 32768  # bytes of rows, in the dtype that is computed in, that stay in registers
+_LONGEST = _TILE
 _PIECE = 1024
 _EACH = 8  # elements of a thread: those of the next rows are under way, and sums are kept
-_PROGRAMS = 2  # of a multiprocessor
 _FOLDED = (128, 32)  # rows and columns of what programs found
 
 
@@ -34,12 +33,14 @@ class Config(NamedTuple):
         rows: Rows of a tile.
         threads: Threads of one program.
         pieces: Tiles side by side.
+        programs: How many a multiprocessor gets: it holds one of 1024 threads.
     """
 
     block: int
     rows: int
     threads: int
     pieces: int
+    programs: int
 
 
 def config(columns: int, itemsize: int) -> Config:
@@ -48,8 +49,8 @@ def config(columns: int, itemsize: int) -> Config:
     block = _PIECE if long else power_of_two(columns)
     tile = INTERPRETED_TILE if INTERPRETED else _TILE // itemsize
     rows = max(tile // block, 1)
-    threads = 32 if INTERPRETED else min(max(rows * block // _EACH, 32), 1024)
-    return Config(block, rows, threads, -(-columns // block) if long else 1)
+    threads = 32 if INTERPRETED else max(rows * block // _EACH, 32)
+    return Config(block, rows, threads, -(-columns // block), 2 if long else 1)
 
 
 def gradients(
@@ -70,7 +71,7 @@ def gradients(
     wide = accumulation_dtype(x.dtype)
     chosen = config(x.shape[-1], wide.itemsize)
     tiles = -(-rows.total // chosen.rows)
-    most = max(_PROGRAMS * multiprocessors(x.get_device()) // chosen.pieces, 1)
+    most = max(chosen.programs * multiprocessors(x.get_device()) // chosen.pieces, 1)
     each = -(-tiles // most)
     shares = -(-tiles // each)
     planes = 2 if style.center else 1
@@ -120,9 +121,11 @@ def _variant(
 ) -> Variant:
     """Make a variant, for one dtype of each tensor; the sums of a row know no rows of a tile."""
     kernel = getattr(kernels, name)
-    sizes = (chosen.block,) if name == "gradient_sums" else (chosen.block, chosen.rows)
-    aligned = flags[-1] > 1
-    made: Variant = kernel.variant((*flags, *sizes), chosen.threads, device, aligned=aligned)
+    sizes: tuple[int, ...] = (chosen.block, chosen.rows)
+    threads = chosen.threads
+    if name == "gradient_sums":
+        sizes, threads = (chosen.block,), max(chosen.block // _EACH, 32)
+    made: Variant = kernel.variant((*flags, *sizes), threads, device, aligned=flags[-1] > 1)
     return made
 
 
