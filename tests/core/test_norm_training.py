@@ -66,7 +66,7 @@ def gradients(function: Callable[..., Any], made: Made, how: str = "dense") -> t
     """Differentiate by every leaf, from gradients of a kind: of `sum`, strided, or plain ones."""
     found = [each for each in outputs(function(*made)) if each.requires_grad]
     if how == "expanded":
-        grads = [torch.full((), 0.5 + i).expand(each.shape) for i, each in enumerate(found)]
+        grads = [each.new_full((), 0.5 + i).expand(each.shape) for i, each in enumerate(found)]
     else:
         grads = [torch.linspace(-1, 2 + i, 2 * o.numel()) for i, o in enumerate(found)]
         grads = [g.view(*o.shape, 2)[..., 0] for g, o in zip(grads, found, strict=True)]
@@ -90,7 +90,7 @@ def agree(op: str, made: Made, how: str = "dense", backend: str = "torch") -> No
 def test_gradcheck(op: str, way: str) -> None:
     packet, eps = getattr(torch.ops.torch_ops, op), 1e-3
     callable_, made = getattr(ops, op), inputs(op, (2, 3, 4), torch.float64)
-    call = {
+    call: Callable[..., Any] = {
         "callable": lambda *args: callable_(*args, eps=eps),
         "overload": lambda *args: packet.backend(*args, eps, "torch"),
     }[way]
@@ -171,7 +171,8 @@ def _block(call: dict[str, Callable[..., Any]]) -> Callable[..., Tensor]:
         y, total = call["fused_add_rms_norm"](y, x, weight)
         y, total = call["gemma_fused_add_rms_norm"](y, total, bias)
         y = call["layer_norm"](call["gemma_rms_norm"](y, weight), weight, bias)
-        return y * total.sin()
+        result: Tensor = y * total.sin()
+        return result
 
     return run
 
@@ -244,3 +245,19 @@ def test_calls_without_gradients_reach_the_kernel_itself(op: str) -> None:
     assert not any(each.requires_grad for each in outputs(found))
     with torch.no_grad():
         assert outputs(packet(*inputs(op)))[0].grad_fn is None
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("op", OPS)
+def test_triton_gives_gradients_on_a_gpu(op: str, device: torch.device) -> None:
+    """Of both overloads, eager and compiled; the first of the declared order that has them."""
+    made = [each.detach().to(device).requires_grad_() for each in inputs(op, (5, 7, 96))]
+    wanted = gradients(PLAIN[op], made, "expanded")
+    call = getattr(ops, op)
+    with torch_ops.trace() as seen:
+        found = gradients(call, made, "expanded")
+        again = gradients(torch.compile(call, fullgraph=True), made, "expanded")
+    torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(again, wanted)
+    assert {record.backend.value for record in seen.records} == {"triton"}
