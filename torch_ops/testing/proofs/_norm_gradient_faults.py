@@ -32,9 +32,7 @@ def _total(terms: Tensor) -> Tensor:
     return terms.unsqueeze(0).sum(list(range(terms.dim())))
 
 
-def _gain(weight: Tensor | None, one_plus: bool, dtype: torch.dtype) -> Tensor | None:
-    if weight is None:
-        return None
+def _gain(weight: Tensor, one_plus: bool, dtype: torch.dtype) -> Tensor:
     return fault.one_plus(weight, dtype) if one_plus else fault.plain(weight, dtype)
 
 
@@ -44,7 +42,7 @@ class Pieces:
     square: fault.Mean = staticmethod(fault.mean_square)
     root: fault.Root = staticmethod(fault.inverse_root)
     finish: fault.Finish = staticmethod(fault.nearest)
-    gain: Callable[..., Tensor | None] = staticmethod(_gain)
+    gain: Callable[[Tensor, bool, torch.dtype], Tensor] = staticmethod(_gain)
     upstream: Change = staticmethod(_same)
     normal: Change = staticmethod(_same)
     slope: Callable[[Tensor, Tensor], Tensor] = staticmethod(lambda g, x: _mean(g * x))
@@ -69,8 +67,7 @@ class Pieces:
             exact = exact - self.level(exact)
         r = self.root(self.square(exact), eps)
         x_hat = self.normal(exact * r)
-        gain = self.gain(weight, one_plus, compute)
-        g = d if gain is None else d * gain
+        g = d if weight is None else d * self.gain(weight, one_plus, compute)
         inner = g - x_hat * self.slope(g, x_hat)
         return r * (inner - self.level(g) if center else inner), (d, g, x_hat)
 
@@ -178,11 +175,11 @@ def _common(form: Form) -> tuple[Mutant, ...]:
                made(upstream=lambda d: (d * 1e4).half().to(d.dtype) / 1e4)),
         Mutant("sums_plus_tiny", ("zero_grad", "bound"), made(total=lambda t: _total(t) + 1e-4)),
         Mutant("weight_left_out", ("zero_gain", "weight_scale", "bound"),
-               made(gain=lambda w, one, dtype: None)),
+               made(gain=lambda w, one, d: torch.ones_like(w, dtype=d))),
         Mutant("weight_plus_tiny", ("zero_gain", "weight_scale", "bound"),
-               made(gain=lambda w, one, d: None if w is None else _gain(w, one, d) + 2.0**-6)),
+               made(gain=lambda w, one, d: _gain(w, one, d) + 2.0**-6)),
         Mutant("weight_clipped", ("weight_scale", "bound"),
-               made(gain=lambda w, one, d: None if w is None else _gain(w, one, d).clamp(-2, 2))),
+               made(gain=lambda w, one, d: _gain(w, one, d).clamp(-2, 2))),
         Mutant("sum_of_weighted", ("zero_gain", "weight_scale", "bound"),
                made(terms=lambda d, g, x: g * x)),
         Mutant("absent_weight_is_two", ("absent_weight", "bound"),
