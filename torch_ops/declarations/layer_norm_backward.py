@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torch_ops.contracts import NormContract
+from torch_ops.contracts import NormGradientContract
 from torch_ops.declarations import _norm_gradients
 from torch_ops.declarations._shared import upcast
 from torch_ops.declare import op
 
 
-@op(contract=NormContract(weight_mul="fp32_all"))
+@op(contract=NormGradientContract())
 def layer_norm_backward(
     x: Tensor,
     grad: Tensor,
