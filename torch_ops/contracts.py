@@ -16,6 +16,7 @@ __all__ = [
     "GateContract",
     "MergeContract",
     "NormContract",
+    "NormGradientContract",
     "QuantizationContract",
     "RaggedAttentionContract",
     "RopeContract",
@@ -56,6 +57,20 @@ class NormContract(Contract):
 
     weight_mul: Literal["fp32_all", "cast_then_mul", "one_plus_weight_fp32"] = "fp32_all"
     residual: Literal["norm_of_rounded", "norm_of_exact"] | None = None
+
+
+@dataclass(frozen=True)
+class NormGradientContract(Contract):
+    """Promises of the gradients of a normalization.
+
+    Attributes:
+        arithmetic: ``fp32_all``: everything in float32, statistics of rows too, rounded once.
+        vectors: Gradients of weight and bias are sums over all rows, in any order that equal calls
+            repeat.
+    """
+
+    arithmetic: Literal["fp32_all"] = "fp32_all"
+    vectors: Literal["summed_over_rows"] = "summed_over_rows"
 
 
 @dataclass(frozen=True)

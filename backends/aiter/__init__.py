@@ -20,6 +20,9 @@ _ROPE = "cosines and sines are tables of their own: the cache would be taken apa
 _UNROUNDED = "what is quantized isn't rounded before (the op's contract: quantized as rounded)"
 
 _GRADIENTS = "none of its kernels gives gradients"
+_NORM_GRADIENTS = (
+    "its gradients of norms take the inverse roots that a forward of their own stores (the op: x)"
+)
 
 requires = frozenset({Requirement.rocm(["gfx942", "gfx950"])})
 declined = {
@@ -37,6 +40,7 @@ declined = {
     "gelu_and_mul_backward": _GRADIENTS,
     "gelu_tanh_and_mul_backward": _GRADIENTS,
     "layer_norm": "whether it rounds or cuts results is decided by flags of its build",
+    "layer_norm_backward": _NORM_GRADIENTS,
     "merge_state": "none of its kernels merges states by their LSEs",
     "min_p_filter": "none of its kernels filters by min-p",
     "mla_decode": _PAGED,
@@ -49,6 +53,7 @@ declined = {
         "a row of zeros gets a scale of 0 (the op's contract: the scale of an amax of 1e-10)"
     ),
     "quantize_int8_per_token": "codes are cut, not rounded (the op's contract: nearest_even)",
+    "rms_norm_backward": _NORM_GRADIENTS,
     "rms_norm_quant_fp8": _UNROUNDED,
     "rms_norm_quant_fp8_per_group": _UNROUNDED,
     "rms_norm_quant_fp8_per_tensor": _UNROUNDED,

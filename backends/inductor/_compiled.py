@@ -69,7 +69,8 @@ def compiled(
                 return result
             if isinstance(result, Tensor):
                 return result.view(*lead, result.shape[-1])
-            return tuple(output.view(*lead, output.shape[-1]) for output in result)
+            # What has one dimension is no rows: a sum over them.
+            return tuple(o.view(*lead, o.shape[-1]) if o.dim() > 1 else o for o in result)
 
     def supports(*args: Any) -> str | None:
         reason = _exhausted.get(_class_of(declaration, args, rows)) if _exhausted else None

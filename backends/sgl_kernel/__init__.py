@@ -32,6 +32,7 @@ declined = {
     "gelu_and_mul_backward": _GRADIENTS,
     "gelu_tanh_and_mul_backward": _GRADIENTS,
     "layer_norm": "none of its norms subtracts the mean",
+    "layer_norm_backward": _GRADIENTS,
     "min_p_filter": "none of its kernels filters by min-p",
     "moe_align_block_size": (
         "an expert's assignments lie as threads get to them (the op's contract: ascending)"
@@ -46,6 +47,7 @@ declined = {
     "quantize_int8_per_token": (
         "codes are cut, not rounded (the op's contract: nearest_even), in groups of at most 128"
     ),
+    "rms_norm_backward": _GRADIENTS,
     "rms_norm_quant_fp8": "none of its norms quantizes",
     "rms_norm_quant_fp8_per_group": "none of its norms quantizes",
     "rms_norm_quant_fp8_per_tensor": "none of its norms quantizes",

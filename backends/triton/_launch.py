@@ -30,6 +30,7 @@ __all__ = [
     "Variant",
     "device_function",
     "kernel",
+    "multiprocessors",
     "refuses_bfloat16",
     "refuses_float8",
     "remember",
@@ -39,6 +40,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 INTERPRETED_TILE = 8192  # elements; the interpreter costs time per program, not per element
+_INTERPRETED_MULTIPROCESSORS = 4
 _REMEMBERED = 4096
 WARP = 64 if torch.version.hip else 32
 _current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: -1)
@@ -209,13 +211,27 @@ def kernel(*, unaligned: Sequence[str] = ()) -> Callable[[Callable[..., Any]], K
     return lambda function: Kernel(function, unaligned)
 
 
-def refuses_bfloat16(op: Callable[..., Any]) -> Callable[..., str | None] | None:
-    """Give an op's predicate: None on a GPU, where its kernels take every legal call."""
+@functools.cache
+def multiprocessors(device: int) -> int:
+    """Give how many a GPU has; a few for -1, the interpreter."""
+    if device < 0:
+        return _INTERPRETED_MULTIPROCESSORS
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def refuses_bfloat16(op: Callable[..., Any], *places: int) -> Callable[..., str | None] | None:
+    """Give an op's predicate: None on a GPU, where its kernels take every legal call.
+
+    Args:
+        op: Its kernel.
+        *places: Of arguments, beside the first, whose dtype is that of an output.
+    """
     if not INTERPRETED:
         return None
 
     def supports(*args: Any) -> str | None:
-        if args[0].dtype == torch.bfloat16:
+        written = [args[place] for place in (0, *places) if place < len(args)]
+        if any(x is not None and x.dtype == torch.bfloat16 for x in written):
             return (
                 "torch.bfloat16 is untestable in Triton's interpreter, which truncates where a GPU "
                 "rounds (supported there: torch.float16, torch.float32, torch.float64)"

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from ._attention import arch_of, in_powers_of_2, positive, refusal, shared_memory, shift_of
-from ._launch import WARP, Variant
+from ._launch import WARP, Variant, multiprocessors
 from ._mla_decode_kernel import decode_latents
-from ._paged_decode import SEQUENCES, UNITED, cut, multiprocessors
+from ._paged_decode import SEQUENCES, UNITED, cut
 from ._paged_decode_kernel import unite
 from ._pages import id_count, lane_of_steps, regular, regular_pages, steps_of
 from ._rows import power_of_two

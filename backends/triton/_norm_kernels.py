@@ -11,7 +11,7 @@ import triton.language as tl
 from ._launch import device_function, kernel
 from ._rows import offset
 
-__all__ = ["apply", "looped", "stats", "whole"]
+__all__ = ["apply", "inverse_root", "looped", "stats", "whole"]
 
 
 @device_function
@@ -22,7 +22,8 @@ def _add(v: tl.tensor, r: tl.tensor, at: tl.tensor, mask: tl.tensor) -> tl.tenso
 
 
 @device_function
-def _inverse_root(x: tl.tensor) -> tl.tensor:
+def inverse_root(x: tl.tensor) -> tl.tensor:
+    """Give 1 / sqrt(x)."""
     return 1.0 / tl.sqrt(x) if x.dtype == tl.float64 else tl.rsqrt(x)
 
 
@@ -86,7 +87,7 @@ def whole(
     if CENTER:
         v = tl.where(mask, v - tl.sum(v, 1, keep_dims=True) / count, 0.0)
     mean_square = tl.sum(v * v, 1, keep_dims=True) / count
-    v *= _inverse_root(mean_square + tl.full([1, 1], eps, wide))
+    v *= inverse_root(mean_square + tl.full([1, 1], eps, wide))
     if LATE:
         gain = None if w is None else _vector(w, cols, inside)
         shift = None if b is None else _vector(b, cols, inside)
@@ -134,7 +135,7 @@ def looped(
         pieces = tl.maximum((columns - place + BLOCK - 1) // BLOCK, 0).to(wide)
         mean = tl.sum(means * pieces) / count
         squares += pieces * (means - mean) * (means - mean)
-    inverse = _inverse_root(tl.sum(squares) / count + tl.full([1], eps, wide))
+    inverse = inverse_root(tl.sum(squares) / count + tl.full([1], eps, wide))
     v_row = x_row if r is None else s + s_at
     for begin in range(0, columns, BLOCK):
         mask = begin + place < columns
@@ -209,7 +210,7 @@ def apply(
         mean = tl.sum(tl.where(piece < pieces, means * size, 0.0)) / count
         squares += tl.where(piece < pieces, size * (means - mean) * (means - mean), 0.0)
         x -= mean
-    x *= _inverse_root(tl.sum(squares) / count + added)
+    x *= inverse_root(tl.sum(squares) / count + added)
     gain = None if w is None else _vector(w, cols, mask)
     shift = None if b is None else _vector(b, cols, mask)
     x = _scaled(x, gain, shift, ONE_PLUS)

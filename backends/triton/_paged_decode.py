@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ._attention import arch_of, in_powers_of_2, positive, shared_memory, shift_of
-from ._launch import WARP, Variant
+from ._launch import WARP, Variant, multiprocessors
 from ._paged_decode_kernel import decode, unite
 from ._pages import LONGEST_WINDOW, id_count, lane_of_steps, regular, steps_of
 from ._rows import power_of_two
@@ -23,7 +23,6 @@ __all__ = [
     "config",
     "cut",
     "forward",
-    "multiprocessors",
 ]
 
 _BYTES = 16
@@ -32,7 +31,6 @@ SEQUENCES = 512
 UNITED = 16
 """Pieces that are summed at once."""
 _ROWS = 32  # more go to tensor cores that mustn't run beside loads one by one: see `_attention`
-_INTERPRETED_MULTIPROCESSORS = 4
 
 
 class Config(NamedTuple):
@@ -228,14 +226,6 @@ class _Plan:
 
 
 _plan = functools.lru_cache(maxsize=4096)(_Plan)
-
-
-@functools.cache
-def multiprocessors(device: int) -> int:
-    """Give how many a GPU has; a few for -1, the interpreter."""
-    if device < 0:
-        return _INTERPRETED_MULTIPROCESSORS
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 @functools.cache

@@ -237,6 +237,8 @@ _MAKERS: dict[str, Callable[[str, str], Iterator[Spec]]] = {
     "silu_and_mul_quant_fp8_per_group": _small,
     "silu_and_mul_quant_fp8_per_tensor": _small,
     "silu_and_mul_backward": _small,
+    "rms_norm_backward": _small,
+    "layer_norm_backward": _small,
     "gelu_and_mul_backward": _small,
     "gelu_tanh_and_mul_backward": _small,
     "fused_experts": _small,

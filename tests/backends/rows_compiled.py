@@ -46,6 +46,10 @@ KERNELS = frozenset(
         "encoded",
         "_gate_codes",
         "_gate_gradient",
+        "whole_gradient",
+        "gradient_sums",
+        "gradient_apply",
+        "fold",
     }
 )
 _TYPES = {
@@ -117,9 +121,11 @@ def _norms(kind: torch.dtype) -> None:
     x, w = torch.zeros(600, 1024, dtype=kind), torch.zeros(1024, dtype=kind)
     kernel("layer_norm")(x, w, w)
     kernel("fused_add_rms_norm")(x, x.clone(), w)
+    kernel("layer_norm_backward")(x, x, w, w)
     long, gain = torch.zeros(40, 20480, dtype=kind), torch.zeros(20480, dtype=torch.float32)
     kernel("layer_norm")(long, gain, gain)
     kernel("fused_add_rms_norm")(long[:2], long[2:4], gain)
+    kernel("layer_norm_backward")(long, long, gain, None)
 
 
 def _quantized(kind: torch.dtype, codes: torch.dtype) -> None:
@@ -169,6 +175,8 @@ def _layouts() -> None:
     kernel("fused_add_rms_norm")(many, many, torch.zeros(8192))
     odd = torch.zeros(7, 3, 2 * 33, dtype=torch.bfloat16)
     kernel("rms_norm")(odd)
+    kernel("rms_norm_backward")(odd, odd, None, odd)
+    kernel("rms_norm_backward")(many, many, torch.zeros(8192), many, 1e-6, True)
     kernel("silu_and_mul")(odd)
     kernel("merge_state")(odd, odd[..., 0].float(), odd, odd[..., 0].float())
     for is_neox in (True, False):

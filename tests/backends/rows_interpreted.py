@@ -20,7 +20,11 @@ OPS = (
     "quantize_int8_per_token",
 )  # fmt: skip
 NORMS = OPS[:6]
-GRADIENTS = ("silu_and_mul_backward", "gelu_and_mul_backward", "gelu_tanh_and_mul_backward")
+NORM_GRADIENTS = ("rms_norm_backward", "layer_norm_backward")
+GRADIENTS = (
+    "silu_and_mul_backward", "gelu_and_mul_backward", "gelu_tanh_and_mul_backward",
+    *NORM_GRADIENTS,
+)  # fmt: skip
 DTYPES = ("float32", "float16")
 PARTS = ("layouts", "zero", "classes", "tiles")
 LAYERS = ("contract", "bound", "layout", "rerun", "batch_invariance")
@@ -29,6 +33,11 @@ BACKEND = "torch_ops.backends.triton"
 LONG = {
     "split": {"_LONGEST": 64, "_PIECE": 32, "FEW": 1 << 40},
     "looped": {"_LONGEST": 64, "FEW": 0, "INTERPRETED_TILE": 32},
+}
+# Gradients of two rows and more by each of two programs; of rows of 200 in pieces of 32.
+SHARED: dict[str, dict[str, Any]] = {
+    "shared": {"INTERPRETED_TILE": 64, "_FOLDED": (1, 8), "multiprocessors": lambda _: 1},
+    "pieces": {"INTERPRETED_TILE": 64, "_LONGEST": 64, "_PIECE": 32},
 }
 
 
@@ -39,6 +48,8 @@ def checks() -> list[str]:
     names.append("quantize_int8_per_token float16 looped")
     for op in GRADIENTS:
         names += [f"{op} float16 layouts", f"{op} float32 zero", f"{op} float64 classes"]
+    names.remove("layer_norm_backward float16 layouts")  # read as those of the other one
+    names += [f"{op} float16 {way}" for op in NORM_GRADIENTS for way in SHARED]
     names += [f"{what} {dtype} composed" for what in ("norms", "gates") for dtype in DTYPES]
     return names + [f"{op} float64 {part}" for op in OPS[:-1] for part in ("zero", "classes")]
 
@@ -58,7 +69,7 @@ def run(check: str) -> None:
     subject = registered(op, "triton")
     contract = subject.under(catalogue()[op].contract)
     examine = Examiner(subject, proof, contract, only=LAYERS)
-    with nullcontext() if op in GRADIENTS else patched(op, part):
+    with nullcontext() if op in GRADIENTS[:3] else patched(op, part):
         for spec in specs(op, dtype, part):
             examine(spec, tally, with_laws=part == "layouts")
     if tally.refused or not tally.executed:
@@ -161,14 +172,18 @@ def patched(op: str, part: str) -> Iterator[None]:
     """Use the tiles that a GPU gets, or treat rows of 200 elements as long ones."""
     family = "_norms" if op in NORMS else "_gates" if op.endswith("and_mul") else "_rotary"
     family = {"merge_state": "_merges", OPS[-1]: "_quantization"}.get(op, family)
+    family = "_norm_gradients" if op in NORM_GRADIENTS else family
     module = importlib.import_module(f"{BACKEND}.{family}")
     changes: dict[str, Any] = {"INTERPRETED": False} if part == "tiles" else LONG.get(part, {})
+    changes = changes | SHARED.get(part, {})
     if part == "tiles" and op in NORMS:
         changes["_CROWD"] = 2
     if op == OPS[-1]:
         changes.pop("FEW", None)
     old = {name: getattr(module, name) for name in changes}
-    kept = (module._ways if op in NORMS else module._plans, module._launches)
+    kept: tuple[Any, ...] = ()
+    if op not in NORM_GRADIENTS:  # what these keep they find by what changes, too
+        kept = (module._ways if op in NORMS else module._plans, module._launches)
     for table in kept:
         table.clear()
     vars(module).update(changes)

@@ -16,8 +16,10 @@ from torch import Tensor
 import torch_ops
 from torch_ops import ops
 from torch_ops.platform import Platform
+from torch_ops.testing.arguments import build
+from torch_ops.testing.spec import Operand, Spec
 
-from . import rows_compiled, rows_interpreted, workers
+from . import examples, rows_compiled, rows_interpreted, workers
 
 pytest.importorskip("triton", reason="triton is not installed")
 
@@ -279,6 +281,35 @@ def test_rows_quantized_at_once_are_those_of_two_kernels(
         with torch.device(device):
             found, wanted = both(shape, 1, kind)
         assert all(map(torch.equal, found, wanted)), both
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize(
+    ("op", "tokens", "hidden"),
+    [
+        ("rms_norm", 1029, 4096),
+        ("rms_norm", 301, 20480),
+        ("layer_norm", 1029, 5120),
+        ("layer_norm", 20011, 128),
+        ("layer_norm", 9, 65536),
+    ],
+)
+def test_gradients_of_rows_that_programs_share(
+    device: torch.device, op: str, tokens: int, hidden: int
+) -> None:
+    """Each program takes several rows, and several of them are added up: twice the same bits."""
+    vectors = {"weight": Operand("float32", regime="near_one")}
+    vectors |= {"bias": Operand("float32")} if op == "layer_norm" else {}
+    params = {"eps": 1e-6} | ({"one_plus": True} if op == "rms_norm" else {})
+    operands = {"x": Operand("bfloat16"), "grad": Operand("bfloat16"), **vectors}
+    dims = {"tokens": tokens, "hidden": hidden}
+    spec = Spec.of(f"{op}_backward", dims, operands, params)
+    kernel = _kernel(f"{op}_backward")
+    examples.examine(examples.function(kernel), f"{op}_backward", [spec], device=device, laws=False)
+    args = list(build(spec, device).values())
+    for found, again in zip(kernel(*args), kernel(*args), strict=True):
+        assert torch.equal(found, again)
 
 
 @pytest.mark.gpu

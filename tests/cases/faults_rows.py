@@ -169,7 +169,7 @@ FAULTS = [
     Fault(norms.an_odd_width_leaves_following_rows_alone, "rms_norm", HALF, _column_0),
     Fault(norms.rounding_has_no_bias, "fused_add_rms_norm", BF16, _truncated),
     Fault(norms.a_last_stride_of_more_than_one, "rms_norm", FP32, _across),
-    Fault(norms.a_gradient_is_refused_before_anything_runs, "rms_norm", FP32, _detached),
+    Fault(norms.gradients_that_are_expanded_or_have_two_uses, "rms_norm", FP32, _detached),
     Fault(norms.seven_by_seven_layouts, "rms_norm", HALF, _across),
     Fault(norms.seven_by_seven_layouts, "layer_norm", HALF, _weight_across),
     Fault(norms.seven_by_seven_layouts_of_a_sum, "fused_add_rms_norm", FP32, _residual_across),

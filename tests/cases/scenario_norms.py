@@ -109,20 +109,24 @@ def a_last_stride_of_more_than_one(kernels: Kernels, op: str, dtype: torch.dtype
 
 
 @scenario("N18", "N21", ops=PLAIN, dtypes=(BF16, FP32))
-def a_gradient_is_refused_before_anything_runs(
+def gradients_that_are_expanded_or_have_two_uses(
     kernels: Kernels, op: str, dtype: torch.dtype
 ) -> None:
-    """No op has a backward that an expanded or reused gradient could break."""
+    """As of `sum`, and of an output with a second consumer; or there is no backward."""
     x, vectors = kernels.normal(4, 64, dtype=dtype), _vectors(kernels, op, dtype, 64)
-    wanted = kernels(op, x, *vectors)
     x.requires_grad_()
-    with torch.no_grad():
-        same("N18", kernels(op, x, *vectors), wanted)
     try:
         out = kernels.subject(op).call(x, *vectors)
     except NoBackwardError:
         return
-    require(f"N18: a result of {type(out).__name__} without a gradient", False)
+    require("N18: the result has a gradient", out.requires_grad)
+    one = kernels.full((), 1.0, dtype)
+    expanded, dense = one.expand(4, 64), one.expand(4, 64).contiguous()
+    found, wanted = (
+        torch.autograd.grad(out, x, grad, retain_graph=True) for grad in (expanded, dense)
+    )
+    same("N18", found, wanted)
+    same("N21", dense, expanded)
 
 
 @scenario("N19", ops=PLAIN, dtypes=DTYPES)

@@ -35,7 +35,8 @@ class Shortcuts:
 
     def _counting(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def counted(*args: Any) -> Any:
-            self.count += sys._getframe(1).f_code.co_name != "kernel"  # below the dispatcher
+            below_dispatcher = ("kernel", "autograd")
+            self.count += sys._getframe(1).f_code.co_name not in below_dispatcher
             return call(*args)
 
         return counted

@@ -36,6 +36,16 @@ def _fused(rows: int, dtype: torch.dtype) -> Arguments:
     return {"x": x, "residual": residual, "weight": _vector(dtype), "eps": 1e-5}
 
 
+def _norm_gradient(rows: int, dtype: torch.dtype) -> Arguments:
+    made = {"x": _x(rows, dtype), "grad": _x(rows, dtype), "weight": _vector(dtype)}
+    return made | {"residual_grad": _x(rows, dtype), "eps": 1e-5, "one_plus": False}
+
+
+def _layer_gradient(rows: int, dtype: torch.dtype) -> Arguments:
+    made = {"x": _x(rows, dtype), "grad": _x(rows, dtype)}
+    return made | {"weight": _vector(dtype), "bias": _vector(dtype), "eps": 1e-6}
+
+
 def _gate(rows: int, dtype: torch.dtype) -> Arguments:
     return {"x": _x(rows, dtype)}
 
@@ -241,6 +251,7 @@ MAKERS: dict[str, Callable[[int, torch.dtype], Arguments]] = {
     "gelu_tanh_and_mul_backward": _gate_gradient,
     "gemma_rms_norm": _norm,
     "layer_norm": _layer_norm,
+    "layer_norm_backward": _layer_gradient,
     "merge_state": _merge,
     "min_p_filter": lambda rows, dtype: _probs(rows, dtype, "min_p"),
     "mla_decode": _latents,
@@ -252,6 +263,7 @@ MAKERS: dict[str, Callable[[int, torch.dtype], Arguments]] = {
     "quantize_fp8_per_token": _gate,
     "quantize_int8_per_token": _gate,
     "rms_norm": _norm,
+    "rms_norm_backward": _norm_gradient,
     "scaled_mm_fp8": _product(torch.float8_e4m3fn),
     "scaled_mm_int8": _product(torch.int8),
     "sample_top_k_top_p": lambda rows, dtype: _probs(rows, dtype, "k", "p", "seed", "offset"),

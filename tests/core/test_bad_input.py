@@ -86,6 +86,12 @@ FUSED = [
     case("residual", "device", to("residual", "meta"), "on device", "as 'x'"),
 ]
 ODD = case("x", "odd", cut("x"), r"of shape \[3, 2, \d+\]", r"an even last dimension, not \d*5")
+NORM_GRADIENT = [
+    *NORM,
+    case("grad", "shape", cut("grad", 0), r"of shape \[2, 2, 16\]", "the shape of 'x'"),
+    case("grad", "dtype", to("grad", torch.float16), r"torch\.float16", "as 'x'"),
+    case("grad", "device", to("grad", "meta"), "on device", "as 'x'"),
+]
 GATE = [*X, ODD]
 GATE_GRADIENT = [
     *X,
@@ -451,6 +457,7 @@ BAD: dict[str, list[Any]] = {
     "gelu_tanh_and_mul_backward": GATE_GRADIENT,
     "gemma_rms_norm": NORM,
     "layer_norm": [*NORM, *vector("bias")],
+    "layer_norm_backward": [*NORM_GRADIENT, *vector("bias")],
     "merge_state": MERGE,
     "min_p_filter": [*PROBS, *numbers("min_p", "float32")],
     "mla_decode": LATENTS,
@@ -462,6 +469,11 @@ BAD: dict[str, list[Any]] = {
     "quantize_fp8_per_token": X,
     "quantize_int8_per_token": X,
     "rms_norm": NORM,
+    "rms_norm_backward": [
+        *NORM_GRADIENT,
+        case("residual_grad", "shape", cut("residual_grad"), r"of shape \[3, 2, 15\]", "of 'x'"),
+        case("residual_grad", "dtype", to("residual_grad", torch.float16), r"torch\.float16"),
+    ],
     "scaled_mm_fp8": PRODUCT,
     "scaled_mm_int8": [
         *PRODUCT,

@@ -187,14 +187,24 @@ def test_policy_scope_debug_and_trace_are_obeyed(toy: Toy) -> None:
 def test_what_was_legal_in_no_grad_is_refused_in_grad_mode() -> None:
     parameter = nn.Parameter(WEIGHT.clone())
     with torch.no_grad():
-        shortcuts = known("rms_norm", X, parameter)
-        ops.rms_norm(X, parameter)
+        shortcuts = known("rms_norm_quant_fp8", X, parameter)
+        ops.rms_norm_quant_fp8(X, parameter)
     assert shortcuts.count == 1
-    for call in (ops.rms_norm, RMS):
+    for call in (ops.rms_norm_quant_fp8, torch.ops.torch_ops.rms_norm_quant_fp8):
         with pytest.raises(NoBackwardError, match="an input requires grad"):
             call(X, parameter)
     with torch.inference_mode():
-        ops.rms_norm(X, parameter)
+        ops.rms_norm_quant_fp8(X, parameter)
+
+
+def test_what_was_familiar_in_no_grad_has_a_gradient_in_grad_mode() -> None:
+    parameter = nn.Parameter(WEIGHT.clone())
+    with torch.no_grad():
+        shortcuts = known("rms_norm", X, parameter)
+        assert not ops.rms_norm(X, parameter).requires_grad
+    for call in (ops.rms_norm, RMS):
+        assert call(X, parameter).grad_fn is not None
+    assert shortcuts.count == 1
 
 
 def test_tangents_are_refused() -> None:

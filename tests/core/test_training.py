@@ -21,8 +21,11 @@ PLAIN: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_tanh_and_mul": lambda g: functional.gelu(g, approximate="tanh"),
 }
 OPS = sorted(PLAIN)
-OTHERS = ["apply_rope", "attention", "attention_with_lse"]
-"""Their tests are in files of their own."""
+# Their tests are in files of their own.
+OTHERS = (
+    "apply_rope", "attention", "attention_with_lse", "fused_add_rms_norm",
+    "gemma_fused_add_rms_norm", "gemma_rms_norm", "layer_norm", "rms_norm",
+)  # fmt: skip
 
 
 @pytest.fixture(autouse=True)

@@ -488,7 +488,7 @@ def test_gradients_are_refused() -> None:
     made, ids = model(), tokens()
     accelerate(made)
     made.requires_grad_(True)
-    with pytest.raises(NoBackwardError, match="rms_norm"):
+    with pytest.raises(NoBackwardError, match=r"weight requires grad"):
         made(ids)
     made.requires_grad_(False)
     made.model.layers[0].mlp.up_proj.requires_grad_(True)

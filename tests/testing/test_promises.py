@@ -111,10 +111,13 @@ def test_a_promise_that_no_law_is_about_is_red(monkeypatch: pytest.MonkeyPatch) 
     assert found.reason == "promised, and no law is about it: batch_invariant"
 
 
-# Ops of which no row has a result of its own: one scale for all, and one list of all. And experts,
-# whose reference multiplies other numbers of rows by other instructions: a kernel that promises
-# there what no law is about is red.
-TOGETHER = ("fused_experts", "moe_align_block_size", "quantize_fp8_per_tensor")
+# Ops of which no row has a result of its own: one scale for all, one list of all, sums over all.
+# And experts, whose reference multiplies other numbers of rows by other instructions: a kernel that
+# promises there what no law is about is red.
+TOGETHER = (
+    "fused_experts", "layer_norm_backward", "moe_align_block_size", "quantize_fp8_per_tensor",
+    "rms_norm_backward",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("op", proof_names())

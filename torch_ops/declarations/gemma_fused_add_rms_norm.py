@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -10,6 +12,7 @@ from torch_ops.contracts import NormContract
 from torch_ops.declarations._shared import upcast
 from torch_ops.declare import op
 from torch_ops.inlined import rounded
+from torch_ops.training import Run, Saved
 
 
 @op(contract=NormContract(weight_mul="one_plus_weight_fp32", residual="norm_of_rounded"))
@@ -35,7 +38,7 @@ def gemma_fused_add_rms_norm(
     Raises:
         TypeError: a dtype isn't accepted.
         ValueError: shapes or devices disagree, or ``eps`` is negative.
-        NoBackwardError: an input requires grad.
+        NoBackwardError: an input requires grad and the backend has no backward.
 
     Source: the Gemma models (arXiv 2403.08295).
     """
@@ -62,3 +65,11 @@ def _check(x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-6) -> No
 @gemma_fused_add_rms_norm.fake
 def _fake(x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-6) -> tuple[Tensor, Tensor]:
     return x.new_empty(x.shape), x.new_empty(x.shape)
+
+
+@gemma_fused_add_rms_norm.backward("rms_norm_backward", saves=("out1", "weight"))
+def _gradients(run: Run, grads: Sequence[Tensor], saved: Saved) -> tuple[Tensor, Tensor, Tensor]:
+    grad, residual_grad = grads
+    total, weight = saved["out1"], saved["weight"]
+    dx, dweight = run(total, grad, weight, residual_grad, saved["eps"], True)
+    return dx, dx, dweight

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -9,6 +11,7 @@ from torch_ops import checks
 from torch_ops.contracts import NormContract
 from torch_ops.declarations._shared import upcast
 from torch_ops.declare import op
+from torch_ops.training import Run, Saved
 
 
 @op(contract=NormContract(weight_mul="one_plus_weight_fp32"))
@@ -29,7 +32,7 @@ def gemma_rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
     Raises:
         TypeError: a dtype isn't accepted.
         ValueError: shapes or devices disagree, or ``eps`` is negative.
-        NoBackwardError: an input requires grad.
+        NoBackwardError: an input requires grad and the backend has no backward.
 
     Source: the Gemma models (arXiv 2403.08295).
     """
@@ -53,3 +56,9 @@ def _check(x: Tensor, weight: Tensor, eps: float = 1e-6) -> None:
 @gemma_rms_norm.fake
 def _fake(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
     return x.new_empty(x.shape)
+
+
+@gemma_rms_norm.backward("rms_norm_backward", saves=("x", "weight"))
+def _gradients(run: Run, grads: Sequence[Tensor], saved: Saved) -> tuple[Tensor, Tensor]:
+    dx, dweight = run(saved["x"], grads[0], saved["weight"], None, saved["eps"], True)
+    return dx, dweight

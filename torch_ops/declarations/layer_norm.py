@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -9,6 +11,7 @@ from torch_ops import checks
 from torch_ops.contracts import NormContract
 from torch_ops.declarations._shared import upcast
 from torch_ops.declare import op
+from torch_ops.training import Run, Saved
 
 
 @op(contract=NormContract(weight_mul="fp32_all"))
@@ -32,7 +35,7 @@ def layer_norm(
     Raises:
         TypeError: a dtype isn't accepted.
         ValueError: shapes or devices disagree, or ``eps`` is negative.
-        NoBackwardError: an input requires grad.
+        NoBackwardError: an input requires grad and the backend has no backward.
 
     Source: Ba, Kiros and Hinton, Layer Normalization (arXiv 1607.06450).
     """
@@ -68,3 +71,10 @@ def _fake(
     x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
 ) -> Tensor:
     return x.new_empty(x.shape)
+
+
+@layer_norm.backward("layer_norm_backward", saves=("x", "weight", "bias"))
+def _gradients(run: Run, grads: Sequence[Tensor], saved: Saved) -> tuple[Tensor, Tensor, Tensor]:
+    weight, bias = saved["weight"], saved["bias"]
+    dx, dweight, dbias = run(saved["x"], grads[0], weight, bias, saved["eps"])
+    return dx, dweight, dbias

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -9,6 +11,7 @@ from torch_ops import checks
 from torch_ops.contracts import NormContract
 from torch_ops.declarations._shared import upcast
 from torch_ops.declare import op
+from torch_ops.training import Run, Saved
 
 
 @op(contract=NormContract(weight_mul="fp32_all"))
@@ -29,7 +32,7 @@ def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float = 1e-6) -> Tens
     Raises:
         TypeError: a dtype isn't accepted.
         ValueError: shapes or devices disagree, or ``eps`` is negative.
-        NoBackwardError: an input requires grad.
+        NoBackwardError: an input requires grad and the backend has no backward.
 
     Source: Zhang and Sennrich, Root Mean Square Layer Normalization (arXiv 1910.07467).
     """
@@ -56,3 +59,9 @@ def _check(x: Tensor, weight: Tensor | None = None, eps: float = 1e-6) -> None:
 @rms_norm.fake
 def _fake(x: Tensor, weight: Tensor | None = None, eps: float = 1e-6) -> Tensor:
     return x.new_empty(x.shape)
+
+
+@rms_norm.backward("rms_norm_backward", saves=("x", "weight"))
+def _gradients(run: Run, grads: Sequence[Tensor], saved: Saved) -> tuple[Tensor, Tensor]:
+    dx, dweight = run(saved["x"], grads[0], saved["weight"], None, saved["eps"], False)
+    return dx, dweight

@@ -117,8 +117,9 @@ def _refuse_nan(outputs: Sequence[Tensor], expected: Sequence[Expected]) -> None
 
 
 def is_whole(op: str) -> bool:
-    """Whether a result depends on all rows, as a scale of a whole tensor does."""
-    return getattr(catalogue()[op].contract, "per", None) == "tensor"
+    """Whether a result depends on all rows, as a scale of a tensor or a sum over rows does."""
+    contract = catalogue()[op].contract
+    return getattr(contract, "per", None) == "tensor" or hasattr(contract, "vectors")
 
 
 def parts_of(op: str, args: Arguments) -> list[Part]:
