@@ -20,7 +20,7 @@ from torch.fx import GraphModule, Node
 
 from torch_ops import locks, pairs, policy
 from torch_ops.errors import listing, nearest
-from torch_ops.graphs import Call, call_of, example, examples, writes
+from torch_ops.graphs import FUSED, Call, call_of, example, examples, writes
 from torch_ops.pairs import ADD, Pass
 from torch_ops.platform import Platform, platform_of
 
@@ -277,6 +277,7 @@ def _replace(found: Pass, first: Node, second: Call, backend: str) -> None:
     with graph.inserting_before(first):
         one = graph.call_function(target, args)
         one.meta = dict(second.node.meta)
+        one.meta[FUSED] = (*first.meta.get(FUSED, ()), (found.fused, (found.first, found.second)))
         if found.first == ADD:
             out, total = (graph.call_function(operator.getitem, (one, i)) for i in range(2))
     if found.first == ADD:
