@@ -53,9 +53,7 @@ def follow() -> None:
         for graph in list(_graphs.values()):
             graph.switch(tracing.active())
     if _lacking is not None and tracing.active():
-        reason = (
-            f"what compiled graphs inline or replay can't be counted on this PyTorch: {_lacking}"
-        )
+        reason = f"what compiled graphs inline or replay isn't known on this PyTorch: {_lacking}"
         tracing.note(tracing.Event(Counter(), uncounted=Counter({(None, reason): 0})))
 
 
