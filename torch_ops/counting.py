@@ -82,11 +82,11 @@ class _Graph:
             pair for node, certain in found if certain for pair in node.meta.get(FUSED, ())
         )
         kept = (call.op for call, certain in self.calls if certain and not call.dissolved)
-        self._expected = dict(Counter(kept))
+        self._expected = Counter(kept)
         self._may_replay = may_replay
         self._trains = may_replay and torch.is_grad_enabled() and any(map(_requires_grad, inputs))
         self._symbols = foresight.symbols(inputs)
-        self._events: dict[Any, tracing.Event] = {}
+        self._events: dict[object, tracing.Event] = {}
 
     def attach(self, scope: dict[str, Any], name: str) -> None:
         """Remember where a compiled frame finds the function, as long as that lives."""
@@ -112,35 +112,53 @@ class _Graph:
             self._counting = None
 
     def _counted(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        local, lock, events = tracing.of_thread, tracing.lock, self._events
+        scope = policy.current_scope
+        places = list(self._symbols.values())
+
         def counted(*args: Any) -> Any:
-            if _profiling():
-                with record_function(self._label(args)):
-                    result, ran = tracing.collected(function, args)
-            else:
-                result, ran = tracing.collected(function, args)
-            tracing.note(self._event(args, ran))
+            outer = local.calls
+            ran = local.calls = {}
+            try:
+                result = shown(*args) if _profiling() else function(*args)
+            except BaseException:
+                for event, times in ran.items():
+                    tracing.note(event, times)
+                raise
+            finally:
+                local.calls = outer
+            key: tuple[object, ...] = policy.generation, scope()
+            if places or ran:
+                key = (*key, *[args[place] for place in places], *ran.items())
+            event = events.get(key)
+            if event is None:
+                event = self._judge(key, args, ran)
+            with lock:  # as in `tracing.note`, a call of which would cost as much again
+                for counts in tracing.open_counts:
+                    counts[event] = counts.get(event, 0) + 1
             return result
+
+        def shown(*args: Any) -> Any:
+            with record_function(self._label(args)):
+                return function(*args)
 
         dynamo.skip(counted.__code__)
         return counted
 
-    def _event(self, args: tuple[Any, ...], ran: dict[str, int]) -> tracing.Event:
-        """Give what a run was, once its kernels have told of themselves."""
-        seen = None if ran == self._expected else frozenset(ran.items())
-        numbers = tuple([args[index] for index in self._symbols.values()])
-        key = (policy.generation, policy.current_scope(), numbers, seen)
-        event = self._events.get(key)
-        if event is None:
-            if len(self._events) >= _KEPT:
-                self._events.clear()
-            event = self._events[key] = self._judge(args, ran)
-        return event
-
-    def _judge(self, args: tuple[Any, ...], ran: dict[str, int]) -> tracing.Event:
-        missing = Counter(self._expected) - Counter(ran)
+    def _judge(
+        self, key: object, args: tuple[Any, ...], ran: dict[tracing.Event, int]
+    ) -> tracing.Event:
+        """Tell what a run was, by what its kernels told of themselves, and keep it for the like."""
         ways, lost = Counter[tracing.Way](), Counter[tuple[str | None, str]]()
+        for event, times in ran.items():
+            for way, count in event.calls.items():
+                ways[way] += count * times
+        called = Counter[str]()
+        for way, count in ways.items():
+            called[way.op] += count
+        missing = self._expected - called
         for call, certain in self.calls:
-            replayed = not call.dissolved and self._may_replay and call.op not in ran
+            replayed = not call.dissolved and self._may_replay and not called[call.op]
             if not certain and (call.dissolved or (replayed and not ran)):
                 lost[call.op, _BRANCH] += 0
             elif certain and (call.dissolved or (replayed and missing[call.op])):
@@ -150,11 +168,14 @@ class _Graph:
                 except Exception as error:  # a foreign predicate may raise anything: it's reported
                     lost[call.op, f"{type(error).__name__}: {error}".partition("\n")[0]] += 1
         for op, count in missing.items():
-            if op in ran or not self._may_replay:
+            if called[op] or not self._may_replay:
                 lost[op, _PARTLY if self._may_replay else _LEFT_OUT] += count
         if self._trains:
             lost[None, _BACKWARD] += 0
-        return tracing.Event(ways, self._fused, lost)
+        if len(self._events) >= _KEPT:
+            self._events.clear()
+        self._events[key] = tracing.Event(ways, self._fused, lost)
+        return self._events[key]
 
     def _way(self, call: Planned, args: tuple[Any, ...]) -> tracing.Way:
         sizes = {symbol: args[index] for symbol, index in self._symbols.items()}

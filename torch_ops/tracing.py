@@ -20,8 +20,9 @@ __all__ = ["FusedRecord", "Trace", "TraceRecord", "UncountedRecord", "trace"]
 
 RAN, REPLAYED, INLINED = "ran", "replayed", "inlined"
 _KEPT = 4096  # events of slow ways, of which reasons name values; more start anew
-_lock = locks.lock()
-_active: list[Trace] = []
+lock = locks.lock()
+open_counts: list[dict[Event, int]] = []
+"""What the open traces have counted; changed under the lock."""
 _events: dict[Way, Event] = {}
 _profiling: Callable[[], bool] = torch._C._autograd._profiler_enabled
 
@@ -160,7 +161,7 @@ class Trace:
             calls[way._replace(how=REPLAYED if way.how == RAN else way.how)] += count
         fused = captured._sum(lambda event: event.fused)
         event = Event(calls, fused, captured._sum(lambda event: event.uncounted))
-        with _lock:
+        with lock:
             self._counts[event] = times
 
     def to_json(self) -> str:
@@ -170,7 +171,7 @@ class Trace:
         return json.dumps({"records": records, **rest}, indent=2)
 
     def _sum(self, part: Callable[[Event], Counter[Any]]) -> Counter[Any]:
-        with _lock:
+        with lock:
             counts = list(self._counts.items())
         total = Counter[Any]()
         for event, times in counts:
@@ -201,26 +202,25 @@ class Trace:
         return "\n".join(lines)
 
 
-class _Run(threading.local):
-    """How often this thread has called each op in the compiled graph that it runs, if it does."""
+class _OfThread(threading.local):
+    """What this thread's kernels have told in the compiled graph that it runs; None outside."""
 
-    calls: dict[str, int] | None = None
+    calls: dict[Event, int] | None = None
 
 
-_run = _Run()
+of_thread = _OfThread()
 
 
 def active() -> bool:
     """Whether any trace is open."""
-    return bool(_active)
+    return bool(open_counts)
 
 
-def note(event: Event) -> None:
-    """Count what has happened, and isn't a call from Python, in every open trace."""
-    with _lock:
-        for opened in _active:
-            counts = opened._counts
-            counts[event] = counts.get(event, 0) + 1
+def note(event: Event, times: int = 1) -> None:
+    """Count what has happened in every open trace."""
+    with lock:
+        for counts in open_counts:
+            counts[event] = counts.get(event, 0) + times
 
 
 def way_of(
@@ -238,7 +238,7 @@ def event_of(way: Way) -> Event:
     """Give the event of a call that goes a way: one object for equal ones."""
     event = _events.get(way)
     if event is None:
-        with _lock:
+        with lock:
             if len(_events) >= _KEPT:
                 _events.clear()
             event = _events.setdefault(way, Event(Counter((way,))))
@@ -250,8 +250,7 @@ def counted(function: Callable[..., Any], way: Way) -> Callable[..., Any]:
 
     The range is named ``torch_ops::<op> [<backend>]``.
     """
-    op, event, label = way.op, event_of(way), f"torch_ops::{way.op} [{way.backend.value}]"
-    run, lock = _run, _lock
+    event, label, local = event_of(way), f"torch_ops::{way.op} [{way.backend.value}]", of_thread
 
     def noted(*args: Any) -> Any:
         if _profiling():
@@ -259,26 +258,16 @@ def counted(function: Callable[..., Any], way: Way) -> Callable[..., Any]:
                 result = function(*args)
         else:
             result = function(*args)
-        calls = run.calls
+        calls = local.calls
         if calls is not None:
-            calls[op] = calls.get(op, 0) + 1
+            calls[event] = calls.get(event, 0) + 1
+            return result
         with lock:  # as in `note`, a call of which would cost as much again
-            for opened in _active:
-                counts = opened._counts
+            for counts in open_counts:
                 counts[event] = counts.get(event, 0) + 1
         return result
 
     return noted
-
-
-def collected(function: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, dict[str, int]]:
-    """Call a function; give its result, and how often it called each op in this thread."""
-    outer = _run.calls
-    calls = _run.calls = {}
-    try:
-        return function(*args), calls
-    finally:
-        _run.calls = outer
 
 
 @contextmanager
@@ -298,16 +287,16 @@ def trace() -> Iterator[Trace]:
 
     policy.refuse_in_traced_code("trace")
     opened = Trace()
-    with _lock:
-        _active.append(opened)
+    with lock:
+        open_counts.append(opened._counts)
     counting.follow()
     policy.invalidate()
     try:
         yield opened
     finally:
-        with _lock:
-            _active[:] = [other for other in _active if other is not opened]
-            if not _active:
+        with lock:
+            open_counts[:] = [other for other in open_counts if other is not opened._counts]
+            if not open_counts:
                 _events.clear()
         counting.follow()
         policy.invalidate()

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_ops import dynamo, set_inline, trace
+from torch_ops import dynamo, trace
 from torch_ops.attention import Attention, OverrideToken, override_attention_backend
 from torch_ops.demo.decoding import (
     Answer,
@@ -22,7 +22,7 @@ from torch_ops.demo.decoding import (
     static,
 )
 from torch_ops.demo.progress import Progress
-from torch_ops.demo.report import LayerBackends, OpCalls, Report, Swapped
+from torch_ops.demo.report import LayerBackends, OpCalls, Report, Swapped, op_calls
 from torch_ops.demo.weights import NAME, Chat, load
 from torch_ops.integrations.transformers import accelerate
 
@@ -116,18 +116,11 @@ class Session:
         self._counter = GraphCounter()
 
     def run(self) -> Report:
-        """Do all steps; every op stays one call, which a trace counts.
+        """Do all steps.
 
         Raises:
             MissingExtraError: a package is missing.
         """
-        undo = set_inline(False)
-        try:
-            return self._run()
-        finally:
-            undo()
-
-    def _run(self) -> Report:
         with self._progress.step(f"Loading {NAME}"):
             chat = load()
         prompt = chat.prompt(self._question)
@@ -188,7 +181,7 @@ class Session:
         during = swapping.layers or first
         return _Served(
             answer,
-            tuple(OpCalls(r.op, r.backend.value, r.source, r.count) for r in seen.records),
+            op_calls(seen),
             tuple(LayerBackends(name, first[name], during[name], last[name]) for name in first),
             graphs,
             _graph_breaks() - breaks,
