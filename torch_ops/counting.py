@@ -91,7 +91,7 @@ class _Graph:
     def attach(self, scope: dict[str, Any], name: str) -> None:
         """Remember where a compiled frame finds the function, as long as that lives."""
         self._scope, self._name = scope, name
-        function = scope[name]
+        function: Callable[..., Any] = scope[name]
         self._counting: Callable[..., Any] | None = None
         number = id(self)
         self._function = weakref.ref(function, lambda _: _graphs.pop(number, None))
@@ -130,12 +130,10 @@ class _Graph:
             key: tuple[object, ...] = policy.generation, scope()
             if places or ran:
                 key = (*key, *[args[place] for place in places], *ran.items())
-            event = events.get(key)
-            if event is None:
-                event = self._judge(key, args, ran)
+            run = events.get(key) or self._judge(key, args, ran)
             with lock:  # as in `tracing.note`, a call of which would cost as much again
                 for counts in tracing.open_counts:
-                    counts[event] = counts.get(event, 0) + 1
+                    counts[run] = counts.get(run, 0) + 1
             return result
 
         def shown(*args: Any) -> Any:

@@ -12,11 +12,12 @@ from torch.fx import Node
 from torch_ops import binding, dynamo, inlining, policy, selector, tracing, tuning
 from torch_ops.backend import Backend
 from torch_ops.declare import INLINED
-from torch_ops.graphs import BACKEND, call_of, example
+from torch_ops.graphs import BACKEND, call_of
 from torch_ops.platform import Platform, platform_of
 
 __all__ = ["Planned", "foresee", "is_call", "planned", "symbols", "told_by"]
 
+_UNKNOWN = object()
 Foresees = Callable[..., tracing.Way]
 _told_by: dict[str, tuple[str, Foresees]] = {}
 
@@ -125,7 +126,10 @@ def _operator(node: Node) -> str:
 
 
 def _noted(values: Sequence[Any]) -> tuple[Any, ...]:
-    return tuple(_template(example(v) if isinstance(v, Node) else v) for v in values)
+    return tuple(
+        _template(v.meta.get("example_value", _UNKNOWN) if isinstance(v, Node) else v)
+        for v in values
+    )
 
 
 def _template(value: Any) -> Any:
@@ -137,6 +141,8 @@ def _template(value: Any) -> Any:
 
 
 def _made(value: Any, sizes: Mapping[Any, int]) -> Any:
+    if value is _UNKNOWN:
+        raise LookupError("an argument of the call isn't known")
     if not isinstance(value, _Layout):
         return dynamo.evaluate(value, sizes)
     shape, strides = (

@@ -289,8 +289,8 @@ def trace() -> Iterator[Trace]:
     opened = Trace()
     with lock:
         open_counts.append(opened._counts)
+    policy.invalidate()  # first: a run of a graph is compared with what its kernels tell
     counting.follow()
-    policy.invalidate()
     try:
         yield opened
     finally:

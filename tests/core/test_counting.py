@@ -28,7 +28,8 @@ X = torch.randn(3, 8)
 
 
 def block(x: Tensor) -> Tensor:
-    return ops.silu_and_mul(ops.rms_norm(torch.ops.torch_ops.rms_norm(x), WEIGHT))
+    out: Tensor = ops.silu_and_mul(ops.rms_norm(torch.ops.torch_ops.rms_norm(x), WEIGHT))
+    return out
 
 
 def counts(seen: Trace) -> dict[tuple[str, str, str, str], int]:
@@ -86,7 +87,7 @@ def op_of(
 
 
 def test_the_source_and_what_was_passed_over_are_told() -> None:
-    compiled = torch.compile(ops.rms_norm, backend="eager", fullgraph=True)
+    compiled: Callable[..., Tensor] = torch.compile(ops.rms_norm, backend="eager", fullgraph=True)
     named = torch.compile(lambda x: ops.rms_norm(x, backend="torch"), backend="eager")
     with torch_ops.trace() as seen:
         with torch_ops.use_backend("torch"):
@@ -151,7 +152,7 @@ def test_a_counted_call_runs_one_frame_more(toy: Toy) -> None:
     toy.serve("torch", 1)
     x = torch.ones(2, 3)
 
-    def call() -> Tensor:
+    def call() -> object:
         return torch.ops.torch_ops.toy(x)
 
     for _ in range(5):
@@ -196,7 +197,7 @@ def test_what_cannot_be_told_is_said_instead_of_counted(toy: Toy) -> None:
 
     toy.serve("torch", 1, supports=supports)
     toy.serve("inductor", 2)
-    compiled = torch.compile(ops.toy, backend=cudagraphs)
+    compiled: Callable[..., Tensor] = torch.compile(ops.toy, backend=cudagraphs)
     x = torch.ones(2, 3)
     compiled(x)
     with torch_ops.trace() as seen:
@@ -250,15 +251,14 @@ def test_graphs_within_graphs() -> None:
     """What is run once counts; a branch that may not be taken doesn't; nor what nobody needs."""
 
     @torch.compiler.nested_compile_region
-    def region(x: Tensor) -> Tensor:
+    def region(x: Tensor) -> Any:
         return ops.silu_and_mul(x)
 
-    def whole(x: Tensor) -> Tensor:
+    def whole(x: Tensor) -> Any:
         ops.gelu_and_mul(x)
         y = region(x) + region(x)
         taken = torch.cond(x.sum() > 0, ops.rms_norm, lambda z: z + 1, (y,))
-        out: Tensor = torch.utils.checkpoint.checkpoint(ops.rms_norm, taken, use_reentrant=False)
-        return out
+        return torch.utils.checkpoint.checkpoint(ops.rms_norm, taken, use_reentrant=False)
 
     compiled = torch.compile(whole, backend="eager", fullgraph=True)
     with torch_ops.trace() as seen:
@@ -273,7 +273,7 @@ def test_graphs_within_graphs() -> None:
 def test_frames_and_threads() -> None:
     """Each part of a function that a graph break divides, in each thread."""
 
-    def divided(x: Tensor) -> Tensor:
+    def divided(x: Tensor) -> Any:
         x = ops.rms_norm(x)
         torch._dynamo.graph_break()
         return ops.silu_and_mul(x)

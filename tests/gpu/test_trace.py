@@ -24,7 +24,8 @@ RUNS = 5
 
 
 def block(x: Tensor) -> Tensor:
-    return ops.silu_and_mul(ops.rms_norm(ops.rms_norm(x) * 2) + 1)
+    out: Tensor = ops.silu_and_mul(ops.rms_norm(ops.rms_norm(x) * 2) + 1)
+    return out
 
 
 class Layers(nn.Module):
