@@ -104,7 +104,8 @@ class _Graph:
         present, function = self._scope.get(self._name), self._function()
         if function is None:
             return
-        if on and present is function:
+        own = present is function
+        if on and own:
             self._counting = self._scope[self._name] = self._counted(function)
         elif not on and self._counting is not None:
             if present is self._counting:  # else PyTorch has forgotten the frame
