@@ -32,6 +32,7 @@ _LEFT_OUT = (
     "replays it in a way of its own, or there was nothing to compute"
 )
 _PARTLY = "other calls of it in a compiled graph ran: it was replayed from a CUDA graph or left out"
+_TWIN = "it equals another call of a compiled graph with gradients, and PyTorch may merge the two"
 _BACKWARD = "it may be in the backward of a compiled graph that PyTorch's CUDA graphs replay"
 _lock = locks.reentrant()
 _graphs: dict[int, _Graph] = {}
@@ -77,14 +78,15 @@ class _Graph:
     def __init__(self, graph_module: GraphModule, may_replay: bool) -> None:
         inputs = dynamo.graph_inputs(graph_module.graph)
         found = list(_calls(graph_module))
+        self._trains = torch.is_grad_enabled() and any(map(_requires_grad, inputs))
         self.calls = [(foresight.planned(node), certain) for node, certain in found]
+        self._twins = _twins([node for node, _ in found]) if self._trains else set()
         self._fused = Counter(
             pair for node, certain in found if certain for pair in node.meta.get(FUSED, ())
         )
         kept = (call.op for call, certain in self.calls if certain and not call.dissolved)
         self._expected = Counter(kept)
         self._may_replay = may_replay
-        self._trains = may_replay and torch.is_grad_enabled() and any(map(_requires_grad, inputs))
         self._symbols = foresight.symbols(inputs)
         self._events: dict[object, tracing.Event] = {}
 
@@ -156,9 +158,11 @@ class _Graph:
         for way, count in ways.items():
             called[way.op] += count
         missing = self._expected - called
-        for call, certain in self.calls:
+        for place, (call, certain) in enumerate(self.calls):
             replayed = not call.dissolved and self._may_replay and not called[call.op]
-            if not certain and (call.dissolved or (replayed and not ran)):
+            if replayed and place in self._twins:
+                lost[call.op, _TWIN] += 1
+            elif not certain and (call.dissolved or (replayed and not ran)):
                 lost[call.op, _BRANCH] += 0
             elif certain and (call.dissolved or (replayed and missing[call.op])):
                 how = tracing.INLINED if call.dissolved else tracing.REPLAYED
@@ -169,7 +173,7 @@ class _Graph:
         for op, count in missing.items():
             if called[op] or not self._may_replay:
                 lost[op, _PARTLY if self._may_replay else _LEFT_OUT] += count
-        if self._trains:
+        if self._trains and self._may_replay:
             lost[None, _BACKWARD] += 0
         if len(self._events) >= _KEPT:
             self._events.clear()
@@ -212,6 +216,12 @@ def _calls(module: GraphModule, certain: bool = True) -> Iterator[tuple[Node, bo
         for part in inner:
             if isinstance(part, GraphModule):
                 yield from _calls(part, certain and once)
+
+
+def _twins(nodes: list[Node]) -> set[int]:
+    """Give the places of calls that equal one before them."""
+    written = [(str(node.target), str(node.args), str(node.kwargs)) for node in nodes]
+    return {place for place, text in enumerate(written) if text in written[:place]}
 
 
 def _module(module: GraphModule, node: Node) -> Any:

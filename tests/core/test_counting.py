@@ -270,6 +270,35 @@ def test_graphs_within_graphs() -> None:
     assert "in a branch or a loop" in lost.reason
 
 
+def test_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Equal calls of a graph with gradients may be merged: one of them, at least, is replayed."""
+    set_inline(False)
+    x = torch.randn(3, 8, requires_grad=True)
+
+    def step(x: Tensor) -> Tensor:
+        return (ops.silu_and_mul(x) + ops.silu_and_mul(x)).sum()
+
+    merging = torch.compile(step, backend="aot_eager_decomp_partition", fullgraph=True)
+    with torch_ops.trace() as seen:
+        merging(x).backward()
+    ran = op_of("silu_and_mul", source="call", how="ran")
+    assert counts(seen) == {ran: 1, op_of("silu_and_mul_backward", source="call", how="ran"): 1}
+    (lost,) = seen.uncounted
+    assert (lost.op, lost.count) == ("silu_and_mul", 1)
+    monkeypatch.setattr(dynamo, "may_replay", lambda compiler: True)
+    torch._dynamo.reset()
+    replaying = torch.compile(step, backend=cudagraphs, fullgraph=True)
+    replaying(x)
+    with torch_ops.trace() as seen:
+        replaying(x)
+    assert counts(seen) == {op_of("silu_and_mul", source="call", how="replayed"): 1}
+    merged, backward = seen.uncounted
+    assert (merged.op, merged.count) == ("silu_and_mul", 1)
+    assert "equals another call" in merged.reason
+    assert (backward.op, backward.count) == (None, None)
+    assert "in the backward of a compiled graph" in backward.reason
+
+
 def test_frames_and_threads() -> None:
     """Each part of a function that a graph break divides, in each thread."""
 
