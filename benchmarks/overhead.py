@@ -1,13 +1,16 @@
 """Eager cost of a call over its kernel, beside define + impl and plain ``custom_op``.
 
 All contenders run the same kernel and the same argument checks in one process, in turns; the
-minimum over the rounds counts. What is compared is the time over the bare function. Last comes the
+minimum over the rounds counts. What is compared is the time over the bare function. Then comes the
 guard by which a compiled frame sees a changed policy: its time over the same frame's without it.
+Last, what an open trace adds to a call: eager, and in compiled frames whose calls run, dissolve or
+are replayed.
 """
 
 from __future__ import annotations
 
 import platform
+import time
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
@@ -19,9 +22,9 @@ from torch.library import custom_op
 import torch_ops
 from benchmarks import _plain
 from benchmarks._measure import least
-from torch_ops import dynamo
+from torch_ops import dynamo, kernels, policy
 
-ROUNDS, CALLS = 60, 100
+ROUNDS, CALLS, SHORT = 60, 100, 10
 # Limits of (ours - bare) / (contender - bare), by op, mode and contender.
 LIMITS = {
     ("rms_norm", "grad"): {"define_impl": 1.3, "custom_op": 0.4},
@@ -31,6 +34,7 @@ LIMITS = {
 }
 GUARD_LIMIT_US = 3.0  # a frame
 FRAME = 8  # calls in a frame
+TRACE_LIMIT_US = 1.0  # a call
 
 
 def _contenders(op: str, args: tuple[Any, ...]) -> dict[str, Callable[[], Any]]:
@@ -81,8 +85,76 @@ def _guard(x: Tensor, weight: Tensor) -> float:
     return times["guarded"] - times["free"]
 
 
+def _replaying(graph: Any, inputs: Any) -> Callable[..., Any]:
+    """Stand for a backend whose graphs run no Python: give what the first run gave."""
+    kept: list[Any] = []
+
+    def call(*args: Any) -> Any:
+        if not kept:
+            kept.append(graph(*args))
+        return kept[0]
+
+    return call
+
+
+def _traced(x: Tensor, weight: Tensor) -> dict[str, float]:
+    """Give the microseconds that an open trace adds to a call, by the way it goes.
+
+    The kernel does nothing: its time would hide what is measured.
+    """
+
+    def chain(x: Tensor) -> Tensor:
+        for _ in range(FRAME):
+            x = torch.ops.torch_ops.rms_norm(x, weight, 1e-6)
+        return x
+
+    def inlined(x: Tensor) -> Tensor:
+        return chain(x)
+
+    def kept(x: Tensor) -> Tensor:
+        return chain(x)
+
+    def replayed(x: Tensor) -> Tensor:
+        return chain(x)
+
+    added = {}
+    with torch.inference_mode(), mock.patch.object(dynamo, "may_replay", return_value=True):
+        dissolved = torch.compile(inlined, backend=_replaying)
+        added["inlined"] = _added(lambda: dissolved(x)) / FRAME
+        undo = torch_ops.set_inline(False)
+        recorded = torch.compile(replayed, backend=_replaying)
+        added["replayed"] = _added(lambda: recorded(x)) / FRAME
+        kernel = kernels.load(torch_ops.select_kernel("rms_norm", "torch"))
+        with mock.patch.object(kernel, "function", lambda x, *_: x):
+            called = torch.compile(kept, backend="eager")
+            added["called in a frame"] = _added(lambda: called(x)) / FRAME
+            added["eager"] = _added(lambda: torch.ops.torch_ops.rms_norm(x, weight, 1e-6))
+        undo()
+    return added
+
+
+def _added(call: Callable[[], Any]) -> float:
+    """Give the microseconds that an open trace adds: bursts without and with one, in turns."""
+
+    def burst() -> float:
+        for _ in range(5):  # plans are made anew for a trace, and after it
+            call()
+        start = time.perf_counter()
+        for _ in range(SHORT):
+            call()
+        return (time.perf_counter() - start) / SHORT * 1e6
+
+    policy.invalidate()  # plans hold kernels
+    free = traced = float("inf")
+    for _ in range(3 * ROUNDS):
+        free = min(free, burst())
+        with torch_ops.trace():
+            traced = min(traced, burst())
+    return traced - free
+
+
 def run() -> dict[str, Any]:
-    """Measure every op and mode of `LIMITS`, and the guard."""
+    """Measure every op and mode of `LIMITS`, the guard, and a trace."""
     torch.set_num_threads(1)
     x, weight = torch.randn(1, 8), torch.randn(8)
     calls: dict[str, tuple[Any, ...]] = {
@@ -104,13 +176,17 @@ def run() -> dict[str, Any]:
                 {"op": op, "mode": mode, "us": times, "ratios": ratios, "limits": limits, "ok": ok}
             )
     guard_us = _guard(x, weight)
+    trace_us = {way: round(us, 3) for way, us in _traced(x, weight).items()}
     return {
         "benchmark": "overhead",
         "torch": torch.__version__,
         "machine": platform.machine(),
         "rows": rows,
         "guard_us": round(guard_us, 3),
-        "ok": all(row["ok"] for row in rows) and guard_us <= GUARD_LIMIT_US,
+        "trace_us": trace_us,
+        "ok": all(row["ok"] for row in rows)
+        and guard_us <= GUARD_LIMIT_US
+        and max(trace_us.values()) <= TRACE_LIMIT_US,
     }
 
 
@@ -128,4 +204,6 @@ def table(report: dict[str, Any]) -> str:
             f"{ratios['custom_op']:12.2f}  {'ok' if row['ok'] else 'OVER'} (at most {limits})"
         )
     lines.append(f"guard: {report['guard_us']} us a compiled frame (at most {GUARD_LIMIT_US})")
+    ways = ", ".join(f"{way} {us}" for way, us in report["trace_us"].items())
+    lines.append(f"an open trace: us a call: {ways} (at most {TRACE_LIMIT_US})")
     return "\n".join(lines)

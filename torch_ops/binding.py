@@ -15,7 +15,7 @@ from torch_ops.kernels import Kernel
 from torch_ops.once import KernelLoadError
 from torch_ops.selector import Candidate, Plan, describe, load, none_usable, unavailable
 
-__all__ = ["bind"]
+__all__ = ["bind", "foresee"]
 
 _is_alias_of = torch._C._is_alias_of  # type: ignore[attr-defined]
 _log = logging.getLogger(__name__)
@@ -34,8 +34,10 @@ def bind(plan: Plan, *, debugging: bool) -> tuple[Callable[..., Any], bool]:
     _log_skipped(plan, skipped)
     last = chain[-1]
     alone = len(chain) == 1 and last.supports is None
-    if alone and last.verified and not tracing.active():
+    if alone and last.verified:
         run, lasting = last.function, True
+        if tracing.active():
+            run = tracing.counted(run, _way(plan, last, skipped))
     else:
         run, lasting = _run_chain(plan, chain, skipped), last.verified or not alone
     if debugging:
@@ -64,9 +66,11 @@ def _run_chain(plan: Plan, chain: list[Kernel], skipped: list[Candidate]) -> Cal
     """Ask each kernel's predicate with the real arguments and run the first that agrees."""
     first, traced = chain[0], tracing.active()
     agrees, function = first.supports, first.function
+    if traced:
+        function = tracing.counted(function, _way(plan, first, skipped))
 
     def run(*args: Any) -> Any:
-        if first.verified and not traced and (agrees is None or agrees(*args) is None):
+        if first.verified and (agrees is None or agrees(*args) is None):
             try:  # the usual case at the least cost; what didn't start goes the long way
                 return function(*args)
             except (BackendUnavailableError, KernelLoadError):
@@ -75,18 +79,17 @@ def _run_chain(plan: Plan, chain: list[Kernel], skipped: list[Candidate]) -> Cal
         for kernel in chain:
             reason = _refusal(plan, kernel, args)
             if reason is None:
+                started = kernel.function
+                if traced:
+                    started = tracing.counted(started, _way(plan, kernel, skipped, refused))
                 try:
-                    result = kernel.function(*args)
+                    result = started(*args)
                 except Exception as error:
                     reason = _not_started(plan, kernel, error, args)
                     if reason is None:
                         raise
                 else:
                     kernel.verified = True
-                    if traced:
-                        names = [(c.backend, "; ".join(c.reasons)) for c in skipped]
-                        names += [(other.spec.backend, why) for other, why in refused]
-                        tracing.note(plan.op, kernel.spec.backend, plan.source, names)
                     return result
             refused.append((kernel, reason))
             _log_refused(plan.op, kernel.spec.backend.value, reason)
@@ -98,6 +101,34 @@ def _run_chain(plan: Plan, chain: list[Kernel], skipped: list[Candidate]) -> Cal
         return later(*args)
 
     return run
+
+
+def foresee(plan: Plan, args: Sequence[Any]) -> tracing.Way:
+    """Tell how a call goes, without running it: the arguments may be fake tensors.
+
+    Raises:
+        TorchOpsError: nothing can run it.
+        Exception: a kernel's predicate has to see data.
+    """
+    chain, skipped = _load(plan)
+    refused: list[tuple[Kernel, str]] = []
+    for kernel in chain:
+        reason = None if plan.explicit else _refusal(plan, kernel, args)
+        if reason is None:
+            return _way(plan, kernel, skipped, refused)
+        refused.append((kernel, reason))
+    raise _nothing_ran(plan, refused, skipped, args)
+
+
+def _way(
+    plan: Plan,
+    kernel: Kernel,
+    skipped: Sequence[Candidate],
+    refused: Sequence[tuple[Kernel, str]] = (),
+) -> tracing.Way:
+    names = [(c.backend, "; ".join(c.reasons)) for c in skipped]
+    names += [(other.spec.backend, why) for other, why in refused]
+    return tracing.way_of(plan.op, kernel.spec.backend, plan.source, names)
 
 
 def _refusal(plan: Plan, kernel: Kernel, args: Sequence[Any]) -> str | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,8 +16,13 @@ from torch.fx import GraphModule
 
 __all__ = [
     "depend",
+    "evaluate",
+    "expression",
     "finish",
+    "follow",
+    "graph_inputs",
     "mark_dynamic",
+    "may_replay",
     "misplaced",
     "resembling",
     "skip",
@@ -27,7 +32,7 @@ __all__ = [
 ]
 
 _SKIP = _eval_frame._FrameExecStrategy(_eval_frame._FrameAction.SKIP, _eval_frame._FrameAction.SKIP)
-_ATTRIBUTE = "_torch_ops_dependency"
+_ATTRIBUTE, _FOLLOWED = "_torch_ops_dependency", "_torch_ops_followed"
 _is_alias_of = torch._C._is_alias_of  # type: ignore[attr-defined]
 _modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 
@@ -193,6 +198,79 @@ def finish(change: Callable[[GraphModule], None]) -> str | None:
     except AttributeError as error:
         return f"{type(error).__name__}: {error}"
     return None
+
+
+def follow(
+    found: Callable[[GraphModule, Any], Callable[[dict[str, Any], str], None]],
+) -> str | None:
+    """Tell of the graphs of the frame that is being traced, and where it will find their code.
+
+    To be called after `finish`, whose changes are then seen.
+
+    Args:
+        found: Called with a graph, before it is compiled, and its compiler. What it gives is
+            called with the globals of the frame and the name there of the compiled function.
+
+    Returns:
+        None, or which private part this PyTorch lacks: nothing is told then.
+    """
+    tracer = _current_tracer()
+    if tracer is None:
+        return None
+    output = tracer.output
+    if getattr(output, _FOLLOWED, None) is found:
+        return None
+    waiting: list[Callable[[dict[str, Any], str], None]] = []
+    try:
+        install, compiler = output.install_global_unsafe, output.compiler_fn
+        scope: dict[str, Any] = output.global_scope
+        output.add_graph_finalizer(lambda graph: waiting.append(found(graph, compiler)))
+    except AttributeError as error:
+        return f"{type(error).__name__}: {error}"
+
+    def installed(name: str, value: Any) -> None:
+        install(name, value)
+        if waiting and name.startswith("__compiled_fn"):
+            del output.install_global_unsafe  # ends a cycle that would keep the graph's tensors
+            waiting.pop()(scope, name)
+
+    output.install_global_unsafe = installed
+    setattr(output, _FOLLOWED, found)
+    return None
+
+
+def graph_inputs(graph: torch.fx.Graph) -> list[Any]:
+    """Give what stands for each input of a graph of Dynamo's: a fake tensor, a symbol, a number."""
+    inputs = [node.meta.get("example_value") for node in graph.nodes if node.op == "placeholder"]
+    return list(map(expression, inputs))
+
+
+def expression(value: Any) -> Any:
+    """Give the formula of a size over a graph's symbols; anything else as it is."""
+    return value.node.expr if isinstance(value, torch.SymInt) else value
+
+
+def evaluate(value: Any, sizes: Mapping[Any, int]) -> Any:
+    """Give what a formula is where a graph's symbols are numbers; anything else as it is.
+
+    Raises:
+        LookupError: a symbol isn't among them.
+    """
+    if not hasattr(value, "free_symbols"):
+        return value
+    lacking = [str(symbol) for symbol in value.free_symbols if symbol not in sizes]
+    if lacking:
+        raise LookupError(f"size {value} isn't an input of the graph")
+    return int(value.xreplace(sizes))
+
+
+def may_replay(compiler: Any) -> bool:
+    """Whether a compiler of Dynamo's graphs has PyTorch's CUDA graphs replay what it makes."""
+    if getattr(compiler, "__name__", None) == "cudagraphs":
+        return True
+    describe = getattr(compiler, "get_compiler_config", None)
+    config = describe() if describe is not None else None
+    return bool(config and config.get("triton.cudagraphs"))
 
 
 def _install(tracer: Any, dependency: _Dependency) -> None:

@@ -11,8 +11,11 @@ from torch.fx import Node
 
 from torch_ops.declare import Declaration, declared
 
-__all__ = ["Call", "call_of", "example", "examples", "writes"]
+__all__ = ["BACKEND", "FUSED", "Call", "call_of", "example", "examples", "writes"]
 
+BACKEND, FUSED = "torch_ops_backend", "torch_ops_fused"
+"""What our changes leave in the meta of a node: the backend that a call named before it dissolved,
+and the pairs, with their pass, that it stands for."""
 _IN_PLACE = {
     operator.setitem, operator.iadd, operator.isub, operator.imul, operator.itruediv,
     operator.ifloordiv, operator.imod, operator.ipow, operator.iand, operator.ior, operator.ixor,

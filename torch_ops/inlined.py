@@ -16,10 +16,10 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.library import Library
 
-from torch_ops import dynamo, fusion, inductor, inlining, training
+from torch_ops import counting, dynamo, fusion, inductor, inlining, training
 from torch_ops.declare import COMPILED, INLINED, Declaration
 from torch_ops.errors import TorchOpsError
-from torch_ops.graphs import Call, call_of, examples
+from torch_ops.graphs import BACKEND, Call, call_of, examples
 from torch_ops.platform import Platform, platform_of
 
 __all__ = ["define", "differentiates", "dissolve", "rounded"]
@@ -58,13 +58,14 @@ def define(declaration: Declaration) -> None:
 def dissolve() -> None:
     """Have the graph that is being traced, if any, name these operators where calls dissolve.
 
-    Calls that one op computes are fused before.
+    Calls that one op computes are fused before; afterwards the graph is known to traces.
     """
     if torch.compiler.is_exporting():
         return
     lacking = dynamo.finish(fusion.fuse) or dynamo.finish(_rewrite)
     if lacking is not None:
         _log.info("no op is fused or dissolves in compiled graphs: %s", lacking)
+    counting.note_graphs()
 
 
 def differentiates(declaration: Declaration, args: tuple[Any, ...], backend: str | None) -> bool:
@@ -96,6 +97,7 @@ def _replace(call: Call) -> bool:
         return False
     node.target = getattr(torch.ops.torch_ops_inlined, op).default
     node.args, node.kwargs = tuple(call.values), {}
+    node.meta[BACKEND] = call.backend
     return True
 
 

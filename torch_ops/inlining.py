@@ -65,7 +65,7 @@ def set_inline(mode: Mode | None = None, /, **per_op: Mode | None) -> Callable[[
     A dissolved op is traced as its reference, so that PyTorch's compiler fuses it with its
     neighbours; any other one stays one call. Graphs that are compiled already follow, as they
     follow a choice of backend. What writes its arguments stays one call, and so does every op in
-    ``torch.export`` and in `debug`. No `trace` counts what has dissolved.
+    ``torch.export`` and in `debug`. A `trace` counts what has dissolved as ``"inlined"``.
 
     Args:
         mode: For every op that isn't named. ``"auto"``, which holds where nobody says anything: an

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.fx import Graph, Node
 
 from torch_ops.declare import Declaration
-from torch_ops.graphs import Call, call_of, example, examples, writes
+from torch_ops.graphs import FUSED, Call, call_of, example, examples, writes
 from torch_ops.pairs import ADD, PASSES, Pass
 
 __all__ = ["Pair", "pairs_in"]
@@ -128,7 +128,9 @@ class Pair:
         results = (*made, *first[1:]) if parts else made
         if self.first is None:
             results, moved = (made, first), {second: 0, self.node: 1}
-        one.meta = {**second.meta, "example_value": results}
+        fused = (self.found.fused, (self.found.first, self.found.second))
+        noted = (*self.node.meta.get(FUSED, ()), fused)
+        one.meta = {**second.meta, "example_value": results, FUSED: noted}
         for old, place in moved.items():
             with graph.inserting_after(one):
                 new = graph.call_function(operator.getitem, (one, place))

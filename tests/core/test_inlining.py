@@ -249,6 +249,10 @@ def test_training_goes_through_the_reference() -> None:
     assert not any(map(names_op, sources))
     for found, expected in zip(copies, leaves, strict=True):
         torch.testing.assert_close(found.grad, expected.grad)
+    with torch_ops.trace() as seen:
+        compiled(*copies)
+    ways = [(r.op, r.backend.value, r.count, r.how) for r in seen.records]
+    assert ways == [(op, "torch", 1, "inlined") for op in ("rms_norm", "fused_add_rms_norm")]
     torch_ops.set_inline(False)
     for leaf in copies:
         leaf.grad = None

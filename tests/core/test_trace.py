@@ -46,8 +46,8 @@ def test_records(served: Toy) -> None:
         ("toy", Backend.TRITON, "scope", 2, ()),
     ]
     table = str(seen).splitlines()
-    assert table[0].split() == ["op", "backend", "source", "calls", "skipped"]
-    assert table[1].split()[:4] == ["toy", "inductor", "declared", "3"]
+    assert table[0].split() == ["op", "backend", "source", "calls", "how", "skipped"]
+    assert table[1].split()[:5] == ["toy", "inductor", "declared", "3", "ran"]
     assert len(table) == 5
 
 

@@ -92,7 +92,11 @@ class Cache:
         run = prepared.run if place.kind == "dense" else _planned(prepared, place)
         if not getattr(prepared, "graph_safe", True):
             run = _uncaptured(prepared.backend, run)
-        return _traced(run, choice) if tracing.active() else run
+        return tracing.counted(run, _way(choice)) if tracing.active() else run
+
+    def foresee(self, override: AttentionBackend | None, place: Place) -> tracing.Way:
+        """Tell how a call goes, without running it."""
+        return _way(choose_member(self.rules, override, policy.current_scope(), place))
 
     def get(self, member: AttentionBackend, place: Place) -> PreparedAttention | None:
         """Give what is prepared, or None."""
@@ -161,6 +165,11 @@ class Cache:
                 self._fit.pop(member, None)
 
 
+def _way(choice: MemberChoice) -> tracing.Way:
+    """Name how a layer's call goes in a trace."""
+    return tracing.way_of("attention", choice.member, choice.source, choice.skipped)
+
+
 def _refused(choice: MemberChoice, reason: str) -> BackendUnavailableError:
     return BackendUnavailableError(
         f"Attention backend {choice.member.value!r}, chosen by {choice.source}, {reason}; "
@@ -192,12 +201,3 @@ def _uncaptured(member: AttentionBackend, run: _Run) -> _Run:
         return run(*args)
 
     return uncaptured
-
-
-def _traced(run: _Run, choice: MemberChoice) -> _Run:
-    def noted(*args: Any) -> Tensor:
-        result = run(*args)
-        tracing.note("attention", choice.member, choice.source, choice.skipped)
-        return result
-
-    return noted

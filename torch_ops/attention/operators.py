@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from torch_ops import checks, dynamo, policy, runtime
+from torch_ops import checks, dynamo, foresight, inlined, policy, runtime, tracing
 from torch_ops.attention import group, metadata
 from torch_ops.attention.choice import LayerRules
 from torch_ops.attention.metadata import AttentionMetadata, Tables
+from torch_ops.attention.phases import at
+from torch_ops.attention.prepared import Place
 from torch_ops.backend import Backend
 from torch_ops.declarations import _attention, _paged, _ragged
 from torch_ops.errors import NoBackwardError, TorchOpsError
@@ -73,6 +75,7 @@ def _traced() -> None:
         )
     dynamo.tag_caches(runtime.fingerprint)
     runtime.depend("attention layers", _chosen)
+    inlined.dissolve()  # of other ops in the graph; layers are counted in it
 
 
 def _chosen() -> tuple[Backend | None, frozenset[str]]:
@@ -166,6 +169,29 @@ def _planned_fake(
     return q.new_empty(q.shape)
 
 
+def _foresee(q: Tensor, k: Tensor, v: Tensor, slot: Tensor, route: Tensor) -> tracing.Way:
+    cache, override = group.find(slot, route)
+    return cache.foresee(at(override, q.shape[1] == 1), Place(q.device, q.dtype))
+
+
+def _foresee_planned(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    qo_indptr: Tensor,
+    kv_indptr: Tensor,
+    kv_indices: Tensor | None,
+    kv_last_page_len: Tensor | None,
+    step: Tensor,
+    slot: Tensor,
+    route: Tensor,
+) -> tracing.Way:
+    cache, override = group.find(slot, route)
+    tables = Tables(qo_indptr, kv_indptr, kv_indices, kv_last_page_len, *metadata.most(step))
+    place = Place(q.device, q.dtype, metadata.find(step).kind)
+    return cache.foresee(at(override, tables.decodes), place)
+
+
 def _register(
     name: str, arguments: str, kernel: Callable[..., Tensor], fake: Callable[..., Tensor]
 ) -> Callable[..., Tensor]:
@@ -184,3 +210,5 @@ run_planned = _register(
     _planned_kernel,
     _planned_fake,
 )
+foresight.told_by(f"{runtime.NAMESPACE}::_attention_layer", "attention", _foresee)
+foresight.told_by(f"{runtime.NAMESPACE}::_attention_layer_planned", "attention", _foresee_planned)

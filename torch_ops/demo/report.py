@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["LayerBackends", "OpCalls", "Report", "Swapped", "aligned"]
+from torch_ops.tracing import Trace
+
+__all__ = ["LayerBackends", "OpCalls", "Report", "Swapped", "aligned", "op_calls"]
 
 MAX_GRAPHS = 4
 MAX_LOGIT_DIFF = 1e-3
@@ -22,6 +25,14 @@ class OpCalls:
     backend: str
     source: str
     calls: int
+
+
+def op_calls(seen: Trace) -> tuple[OpCalls, ...]:
+    """Sum what a trace has seen, however it went: run, inlined or replayed."""
+    sums = Counter[tuple[str, str, str]]()
+    for record in seen.records:
+        sums[record.op, record.backend.value, record.source] += record.count
+    return tuple(OpCalls(*names, count) for names, count in sums.items())
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import torch
 from torch_ops import trace
 from torch_ops.attention import AttentionBackend, OverrideToken, override_attention_backend
 from torch_ops.demo.progress import Progress
-from torch_ops.demo.report import OpCalls
+from torch_ops.demo.report import op_calls
 from torch_ops.demo.serve_report import ServeReport
 from torch_ops.demo.server import Request, Server
 from torch_ops.demo.session import backends
@@ -150,7 +150,7 @@ def _serve_both(
         ties=ties,
         evictions=second.evictions,
         leaked=cache.pool.pages - cache.free_pages,
-        calls=tuple(OpCalls(r.op, r.backend.value, r.source, r.count) for r in seen.records),
+        calls=op_calls(seen),
         tokens=sum(len(request.tokens) for request in second.requests),
         seconds=seconds,
         answers=(),
