@@ -229,7 +229,7 @@ def test_autocast_changes_nothing() -> None:
 def test_training_goes_through_the_reference() -> None:
     """Of what dissolves; any other call has its backward, as in eager code."""
     sizes = ((9, 64), (9, 64), (64,))
-    leaves = [torch.randn(size, requires_grad=True) for size in sizes]
+    leaves = [torch.randn(size, dtype=torch.float64, requires_grad=True) for size in sizes]
     copies = [leaf.detach().clone().requires_grad_() for leaf in leaves]
 
     def loss(norm: Callable[..., Any], add: Callable[..., Any], *args: Tensor) -> Any:

@@ -128,6 +128,7 @@ ROWS = [op for op in samples.OPS if catalogue()[op].rows is not None]
 def _of_rows(op: str, backend: str | None) -> tuple[Callable[..., Any], list[Tensor]]:
     """An op as a function of the arguments that have rows: what it returns, or has written."""
     declaration, args = catalogue()[op], samples.arguments(op)
+    assert declaration.rows is not None
     names = [name for name in declaration.rows.names if isinstance(args[name], Tensor)]
 
     def function(*given: Tensor) -> Any:

@@ -61,7 +61,7 @@ def gradient(
     ) -> tuple[Tensor, ...]:  # fmt: skip
         work, size = compute_dtype(q.dtype), q.shape[-1]
         given = {"q": q, "k": k, "v": v, "grad": grad}
-        queries, keys, values, dout = (
+        queries, keys, values, d_out = (
             change.get(n, _same)(t.to(work).transpose(1, 2)) for n, t in given.items()
         )
         heads = head_map(q.shape[2], k.shape[2])
@@ -71,9 +71,9 @@ def gradient(
         seen = mask(q.shape[1], k.shape[1], is_causal, window_left)
         p = softmax(hide(s, seen, cap), seen)
         more = 0.0 if grad_lse is None else lse(grad_lse.to(work).transpose(1, 2).unsqueeze(-1))
-        ds = p * rows(p, dout @ values.transpose(-1, -2), more) * bend(s, cap)
+        ds = p * rows(p, d_out @ values.transpose(-1, -2), more) * bend(s, cap)
         dk = collect(ds.transpose(-1, -2) @ queries * key_scale(factor), heads, k.shape[2])
-        dv = collect(weights(p).transpose(-1, -2) @ dout, heads, k.shape[2])
+        dv = collect(weights(p).transpose(-1, -2) @ d_out, heads, k.shape[2])
         found = (ds @ keys * factor, dk, dv)
         return tuple(finish(t, q.dtype).transpose(1, 2).contiguous() for t in found)
 
