@@ -36,19 +36,25 @@ def register(library: Library, overload: str, declaration: Any) -> None:
         declaration: The declared op.
     """
     names = tuple(declaration.signature.parameters)
+    name, _, kind = overload.partition(".")
 
     def rule(info: Any, in_dims: Sequence[int | None], *args: Any) -> tuple[Any, Any]:
-        operator = _operator(overload)
+        packet = getattr(getattr(torch.ops, library.ns), name)
+        operator = getattr(packet, kind or "default")
         at = dict(zip(names, in_dims, strict=False))
-        batched = {name for name in names if at.get(name) is not None}
-        for name in declaration.mutates:
-            if name not in batched:
+        batched = [name for name in names if at.get(name) is not None]
+        for written in declaration.mutates:
+            if written not in batched:
                 raise TorchOpsError(
-                    f"op {declaration.name!r}: argument {name!r}, which is written, isn't batched, "
-                    f"and {', '.join(sorted(batched))} is (accepted: in_dims that batch it too)"
+                    f"op {name!r}: argument {written!r}, which is written, isn't batched, and "
+                    f"{', '.join(batched)} is (accepted: in_dims that batch it too)"
                 )
-        if batched <= set(declaration.rows.names):
-            made = _at_once(operator, declaration.rows, names, at, info.batch_size, args)
+        element = [_element(arg, dim) for arg, dim in zip(args, in_dims, strict=True)]
+        declaration.checker(*element[: len(names)])
+        if not info.batch_size:
+            made = _nothing(declaration, element[: len(names)])
+        elif set(batched) <= set(declaration.rows.names):
+            made = _at_once(operator, declaration, at, info.batch_size, args)
         else:
             made = _one_by_one(operator, declaration, in_dims, info.batch_size, args)
         return made, (None if made is None else 0 if isinstance(made, Tensor) else (0,) * len(made))
@@ -56,38 +62,51 @@ def register(library: Library, overload: str, declaration: Any) -> None:
     register_vmap(f"{library.ns}::{overload}", rule, lib=library)
 
 
-def _operator(overload: str) -> Callable[..., Any]:
-    name, _, kind = overload.partition(".")
-    operator: Callable[..., Any] = getattr(getattr(torch.ops.torch_ops, name), kind or "default")
-    return operator
+def _element(arg: Any, dim: int | None) -> Any:
+    """Give an argument of the call for one of the batch; of no batch, one of that shape."""
+    if dim is None:
+        return arg
+    if arg.shape[dim]:
+        return arg.select(dim, 0)
+    return arg.new_empty([size for axis, size in enumerate(arg.shape) if axis != dim % arg.dim()])
+
+
+def _nothing(declaration: Any, element: list[Any]) -> Any:
+    """Give the results of no call."""
+    if declaration.mutates:
+        return None
+    made = declaration.faker(*element)
+    if isinstance(made, Tensor):
+        return made.new_empty((0, *made.shape))
+    return tuple(out.new_empty((0, *out.shape)) for out in made)
 
 
 def _at_once(
     operator: Callable[..., Any],
-    rows: Rows,
-    names: tuple[str, ...],
+    declaration: Any,
     at: dict[str, int | None],
     size: int,
     args: tuple[Any, ...],
 ) -> Any:
     """Call the op once; what it writes and can't be viewed as rows is copied back."""
-    given = dict(zip(names, args, strict=False))
-    walked = {name: given[name] for name in rows.names if given[name] is not None}
-    for name, x in walked.items():
-        dim = at[name]
-        front = x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)
-        walked[name] = front.flatten(0, 1) if rows.merge else front
-    made = operator(*(given | walked).values(), *args[len(names) :])
-    if made is None:
-        for name, x in walked.items():
-            front = given[name].movedim(at[name], 0)
-            if front.numel() and not torch._C._is_alias_of(front, x):  # type: ignore[attr-defined]
-                front.copy_(x.view(front.shape))
-        return None
-    outputs = (made,) if isinstance(made, Tensor) else tuple(made)
-    if rows.merge:
-        outputs = tuple(out.unflatten(0, (size, out.shape[0] // size)) for out in outputs)
-    return outputs[0] if isinstance(made, Tensor) else outputs
+    given, rows = dict(zip(declaration.signature.parameters, args, strict=False)), declaration.rows
+    fronts, count = {}, 0
+    for name in rows.names:
+        x, dim = given[name], at[name]
+        if x is not None:
+            fronts[name] = x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)
+            count = fronts[name].shape[1] if rows.merge else 0
+    walked = {name: x.flatten(0, 1) if rows.merge else x for name, x in fronts.items()}
+    made = operator(*(given | walked).values(), *args[len(given) :])
+    for name in declaration.mutates:
+        x, front = walked[name], fronts[name]
+        if x.numel() and not torch._C._is_alias_of(front, x):  # type: ignore[attr-defined]
+            front.copy_(x.view(front.shape))
+    if made is None or not rows.merge:
+        return made
+    if isinstance(made, Tensor):
+        return made.unflatten(0, (size, count))
+    return tuple(out.unflatten(0, (size, count)) for out in made)
 
 
 def _one_by_one(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import operator
+import types
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -11,7 +13,16 @@ from torch.fx import Node
 
 from torch_ops.declare import Declaration, declared
 
-__all__ = ["BACKEND", "FUSED", "Call", "call_of", "example", "examples", "writes"]
+__all__ = [
+    "BACKEND",
+    "FUSED",
+    "Call",
+    "call_of",
+    "changes_state",
+    "example",
+    "examples",
+    "writes",
+]
 
 BACKEND, FUSED = "torch_ops_backend", "torch_ops_fused"
 """What our changes leave in the meta of a node: the backend that a call named before it dissolved,
@@ -20,6 +31,15 @@ _IN_PLACE = {
     operator.setitem, operator.iadd, operator.isub, operator.imul, operator.itruediv,
     operator.ifloordiv, operator.imod, operator.ipow, operator.iand, operator.ior, operator.ixor,
     operator.ilshift, operator.irshift, operator.imatmul,
+}  # fmt: skip
+_METHODS = {"__setitem__", *(f"__{function.__name__}__" for function in _IN_PLACE)}
+_STATEFUL = ("batch_norm", "instance_norm", "rrelu", "embedding_renorm")
+"""Parts of the names of PyTorch's builtins that write what their schemas don't say."""
+_WRITTEN = ("running_mean", "running_var", "max_norm")
+"""Arguments of PyTorch's functions that are written, or have another one written, if given."""
+_STATES = {
+    "_set_grad_enabled", "_enter_inference_mode", "_exit_inference_mode", "_enter_autocast",
+    "_exit_autocast",
 }  # fmt: skip
 
 
@@ -80,9 +100,31 @@ def writes(node: Node) -> bool:
     if isinstance(target, torch._ops.OpOverloadPacket):
         return any(schema.is_mutable for schema in target._schemas.values())
     if node.op == "call_method" or isinstance(target, str):
-        return str(target).endswith("_") and not str(target).endswith("__")
+        name = str(target)
+        return name in _METHODS or (name.endswith("_") and not name.endswith("__"))
     if node.op != "call_function":
         return node.op == "call_module"
     name = str(getattr(target, "__name__", ""))
-    higher = isinstance(target, torch._ops.HigherOrderOperator)
-    return higher or target in _IN_PLACE or "out" in node.kwargs or name.endswith("_")
+    if isinstance(target, torch._ops.HigherOrderOperator) or target in _IN_PLACE:
+        return True
+    return "out" in node.kwargs or name.endswith("_") or _writes_when_asked(node, name)
+
+
+def _writes_when_asked(node: Node, name: str) -> bool:
+    """Whether a function writes because of an argument: ``inplace``, or running statistics."""
+    if not isinstance(node.target, types.FunctionType):
+        return any(part in name for part in _STATEFUL)
+    try:
+        bound = inspect.signature(node.target).bind(*node.args, **node.kwargs)
+    except (TypeError, ValueError):
+        return True
+    bound.apply_defaults()
+    given = bound.arguments
+    if not node.target.__module__.startswith("torch."):
+        return True
+    return bool(given.get("inplace")) or any(given.get(n) is not None for n in _WRITTEN)
+
+
+def changes_state(node: Node) -> bool:
+    """Whether a node changes what nodes after it depend on: grad mode, inference mode, autocast."""
+    return getattr(node.target, "__name__", "") in _STATES

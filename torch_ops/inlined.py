@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.library import Library
 
-from torch_ops import counting, dynamo, fusion, inductor, inlining, training
+from torch_ops import batching, counting, dynamo, fusion, inductor, inlining, training
 from torch_ops.declare import COMPILED, INLINED, Declaration
 from torch_ops.errors import TorchOpsError
 from torch_ops.graphs import BACKEND, Call, call_of, examples
@@ -53,6 +53,11 @@ def define(declaration: Declaration) -> None:
         _library.impl(name, below_autocast, key)
     for kernel in (composite, below_autocast):
         dynamo.skip(kernel.__code__)
+
+
+def batch(declaration: Declaration) -> None:
+    """Give the operator of an op the batching rule of that."""
+    batching.register(_library, declaration.name, declaration)
 
 
 def dissolve() -> None:

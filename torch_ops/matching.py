@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.fx import Graph, Node
 
 from torch_ops.declare import Declaration
-from torch_ops.graphs import FUSED, Call, call_of, example, examples, writes
+from torch_ops.graphs import FUSED, Call, call_of, changes_state, example, examples, writes
 from torch_ops.pairs import ADD, PASSES, Pass
 
 __all__ = ["Pair", "pairs_in"]
@@ -67,14 +67,17 @@ class Pair:
         if any(value is self.second.values[0] for value in self.second.values[1:]):
             return f"{second.name} takes what lies between twice"
         others = [node for node in second.all_input_nodes if node is not self.second.values[0]]
+        order = {node: place for place, node in enumerate(first.graph.nodes)}
+        between = [node for node in order if order[first] < order[node] < order[second]]
+        changed = next((node for node in between if changes_state(node)), None)
+        if changed is not None:
+            return f"{changed.name} lies between the two"
         if self.first is not None and not others:
             return None
-        order = {node: place for place, node in enumerate(first.graph.nodes)}
         early = [node for node in kept if order[node] < order[second]]
         late = self._late()
         if late and early:
             return f"{late[0].name} is made after {early[0].name} takes what {first.name} gives"
-        between = [node for node in order if order[first] < order[node] < order[second]]
         written = next((node for node in between if writes(node)), None)
         return None if written is None else f"{written.name} writes between the two"
 
@@ -103,7 +106,9 @@ class Pair:
                 why = f"{parameter.name} is None, which {self.found.fused} doesn't take"
                 return f"{why}: {self.found.absent}" if self.found.absent else why
         args = examples(values)
-        if torch.is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in args):
+        # Grad mode is that of the frame's first node: what changes it counts as switching it on.
+        graded = torch.is_grad_enabled() or any(map(changes_state, self.node.graph.nodes))
+        if graded and any(isinstance(a, Tensor) and a.requires_grad for a in args):
             return "an input requires grad"
         if self.first is None and not example(self.node).is_contiguous():
             return "the sum isn't contiguous, and that of the fused op is"

@@ -90,6 +90,8 @@ def batch(declaration: Declaration) -> None:
     """Give a declared op, whose `Rows` are set, its batching rule."""
     for overload in (declaration.name, f"{declaration.name}.backend"):
         batching.register(_library, overload, declaration)
+    if not declaration.mutates:
+        inlined.batch(declaration)
 
 
 def install(

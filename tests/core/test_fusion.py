@@ -9,12 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch.nn import functional
 
 import torch_ops
 from torch_ops import fusion, ops, pairs
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo", "opaque", "one_thread")
 WEIGHT, FIVE = torch.linspace(0.5, 1.5, 64), torch.linspace(0.5, 1.5, 5)
+SILU = torch.nn.SiLU(inplace=True)
 
 
 def norm_quant(x: Tensor, residual: Tensor, eps: float = 1e-5, **how: Any) -> Any:
@@ -235,6 +237,38 @@ def _written_scale(x: Tensor, residual: Tensor) -> Any:
     return ops.quantize_fp8_per_tensor(y, scale)
 
 
+def _relu(x: Tensor, residual: Tensor) -> Any:
+    total = x + residual
+    functional.relu(total, inplace=True)
+    return ops.rms_norm(total, WEIGHT), total
+
+
+def _silu(x: Tensor, residual: Tensor) -> Any:
+    total = x + residual
+    SILU(total)
+    return ops.rms_norm(total, WEIGHT), total
+
+
+def _dunder(x: Tensor, residual: Tensor) -> Any:
+    copy, scale = x.clone(), residual.amax().float()
+    y = ops.rms_norm(copy, WEIGHT)
+    copy.__iadd__(1)
+    return ops.quantize_fp8_per_tensor(y, scale * 2)
+
+
+def _statistics(x: Tensor, residual: Tensor) -> Any:
+    mean, scale = WEIGHT * 1, residual.amax().float()
+    y = ops.rms_norm(x, mean)
+    functional.batch_norm(residual.float(), mean, torch.ones(64), training=True)
+    return ops.quantize_fp8_per_tensor(y, scale * 2)
+
+
+def _grad_mode(x: Tensor, residual: Tensor) -> Any:
+    with torch.no_grad():
+        gated = ops.silu_and_mul(x)
+    return ops.quantize_fp8_per_token(gated)
+
+
 def _rotated_and_appended(x: Tensor, residual: Tensor) -> Any:
     places, angles = torch.arange(5), torch.linspace(0, 1, 5 * 32).view(5, 32)
     q, k = ops.apply_rope(x.view(5, 2, 32), residual[:, None, :32], angles, places)
@@ -261,6 +295,11 @@ def _turned(x: Tensor, residual: Tensor) -> Any:
         (_late_weight, "weight is made after early takes what total gives"),
         (_computed_scale, "scale is None, which rms_norm_quant_fp8_per_tensor doesn't take: one"),
         (_written_scale, "mul_ writes between the two"),
+        (_relu, "relu writes between the two"),
+        (_silu, "silu writes between the two"),
+        (_dunder, "iadd writes between the two"),
+        (_statistics, "batch_norm writes between the two"),
+        (_grad_mode, "_set_grad_enabled_1 lies between the two"),
         (_rotated_and_appended, "no backend of both has one kernel for them"),
         (_turned, "the sum isn't contiguous, and that of the fused op is"),
     ],
@@ -294,6 +333,18 @@ def test_a_pair_that_wants_gradients_is_refused_as_ever() -> None:
     x, residual = inputs()
     with pytest.raises(Exception, match="an input requires grad"):
         call(x.requires_grad_(), residual)
+
+
+def test_what_lies_beside_the_two_may_read() -> None:
+    def function(x: Tensor, residual: Tensor) -> Any:
+        total = x + residual
+        other = functional.relu(x) + functional.dropout(residual, training=False)
+        return ops.rms_norm(total, WEIGHT), other, residual.square()
+
+    call, counter = compiled(function)
+    args = inputs()
+    same(call(*args), function(*args))
+    assert any("fused_add_rms_norm" in name for name in called(counter))
 
 
 def test_fused_calls_dissolve_too() -> None:

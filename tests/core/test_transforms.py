@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo.backends.common import aot_autograd
 from torch.autograd import forward_ad
 from torch.func import functional_call, functionalize, grad, jacrev, jvp, vjp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -176,6 +178,57 @@ def test_vmap_of_vmap_and_below_compile(fresh_dynamo: None) -> None:
     twice = vmap(lambda a: ops.rms_norm(a) * 2, in_dims=1, out_dims=1)
     found = torch.compile(twice, fullgraph=True, backend="aot_eager")(x)
     torch.testing.assert_close(found, expected * 2)
+
+
+def test_vmap_of_a_rotation_in_place_takes_positions_that_are_shared() -> None:
+    cache, positions = torch.randn(9, 8), torch.arange(4)
+    for dim in (0, 1, -1):  # of the last two no rows are a view
+        q, k = torch.randn(3, 4, 2, 8).movedim(0, dim), torch.randn(3, 4, 1, 8).movedim(0, dim)
+        q, k = q.clone(), k.clone()
+        pairs = zip(q.unbind(dim), k.unbind(dim), strict=True)
+        wanted = [ops.apply_rope(*pair, cache, positions) for pair in pairs]
+        rotate = functools.partial(ops.apply_rope_, cos_sin_cache=cache, positions=positions)
+        vmap(rotate, in_dims=dim, out_dims=None)(q, k)
+        for found, each in zip((q, k), zip(*wanted, strict=True), strict=True):
+            assert torch.equal(found, torch.stack(each, dim))
+
+
+@pytest.mark.parametrize(
+    ("call", "shapes", "text"),
+    [
+        (ops.silu_and_mul, [(4,)], "'silu_and_mul': argument 'x' is of shape [] (accepted"),
+        (ops.rms_norm, [(2,)], "'rms_norm': argument 'x' is of shape [] (accepted"),
+        (ops.min_p_filter, [(3, 5, 8), (3,)], "argument 'min_p' is of shape [] (accepted: [5]"),
+        (lambda q: ops.attention(q, q, q), [(3, 4, 2, 8)], "'q' is of shape [4, 2, 8] (accepted"),
+    ],
+)
+def test_vmap_refuses_what_one_call_would(
+    call: Callable[..., Any], shapes: list[tuple[int, ...]], text: str
+) -> None:
+    with pytest.raises(ValueError, match=re.escape(text)):
+        vmap(call)(*map(torch.ones, shapes))
+
+
+def test_vmap_of_an_empty_batch_gives_nothing() -> None:
+    found = vmap(lambda q: ops.attention_with_lse(q, q, q))(torch.ones(0, 1, 4, 2, 8))
+    assert [tuple(out.shape) for out in found] == [(0, 1, 4, 2, 8), (0, 1, 4, 2)]
+    assert vmap(ops.rms_norm)(torch.ones(0, 5, 8), torch.ones(0, 8)).shape == (0, 5, 8)
+    x = torch.ones(0, 5, 8)
+    vmap(ops.fused_add_rms_norm_, (0, 0, None), out_dims=None)(x, x.clone(), torch.ones(8))
+
+
+def test_vmap_of_what_dissolves_is_one_call(fresh_dynamo: None) -> None:
+    sizes = []
+
+    def forward(graph: torch.fx.GraphModule, _: object) -> Any:
+        sizes.append(len(graph.graph.nodes))
+        return graph
+
+    for batch in (2, 64, 0):
+        call = torch.compile(vmap(ops.rms_norm), backend=aot_autograd(fw_compiler=forward))
+        x = torch.randn(batch, 4, 8)
+        assert torch.equal(call(x), ops.rms_norm(x))
+    assert max(sizes[:2]) < 12
 
 
 def test_rows_of_no_argument_are_no_declaration() -> None:
