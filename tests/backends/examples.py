@@ -210,6 +210,7 @@ _MAKERS: dict[str, Callable[[str, str], Iterator[Spec]]] = {
     "apply_rope_": _ropes,
     "merge_state": _merges,
     "attention": _attentions,
+    "attention_backward": _small,
     "attention_with_lse": _attentions,
     "varlen_attention": _sequences,
     "varlen_attention_with_lse": _sequences,

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 
 import torch_ops.demo
+from torch_ops.demo import session
+from torch_ops.demo.decoding import eager
 from torch_ops.demo.progress import Silent
 from torch_ops.demo.report import Report
 from torch_ops.demo.session import Settings
@@ -17,11 +21,23 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module")
-def report() -> Report:
-    """One run, measuring little: a busy machine measures nothing anyway."""
+@pytest.fixture(
+    scope="module", params=["eager", pytest.param("compiled", marks=pytest.mark.exhaustive)]
+)
+def report(request: pytest.FixtureRequest) -> Iterator[Report]:
+    """One run, measuring little: a busy machine measures nothing anyway.
+
+    Compiling the untouched model, too, takes as long as all else.
+    """
     pytest.importorskip("transformers")
     torch._dynamo.reset()
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "eager":
+            patch.setattr(session, "static", lambda model, slots: eager(model))
+        yield _run()
+
+
+def _run() -> Report:
     settings = Settings(measured=8, rounds=2)
     return torch_ops.demo.run(settings=settings, progress=Silent())
 

@@ -20,7 +20,7 @@ from .fixtures import generate
 
 CASES: list[dict[str, Any]] = json.loads(generate.FILE.read_text())
 IDS = [f"{i}-{case['op']}" for i, case in enumerate(CASES)]
-FLOAT32 = ("cos_sin_cache", "s_a", "s_b", "p", "min_p")
+FLOAT32 = ("cos_sin_cache", "lse", "grad_lse", "s_a", "s_b", "p", "min_p")
 INT32 = ("qo_indptr", "kv_indptr", "kv_indices", "kv_last_page_len")
 INT64 = ("positions", "slot_mapping", "seed", "offset")
 

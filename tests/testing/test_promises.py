@@ -112,11 +112,11 @@ def test_a_promise_that_no_law_is_about_is_red(monkeypatch: pytest.MonkeyPatch) 
 
 
 # Ops of which no row has a result of its own: one scale for all, one list of all, sums over all.
-# And experts, whose reference multiplies other numbers of rows by other instructions: a kernel that
-# promises there what no law is about is red.
+# And experts, and gradients of attention, whose reference multiplies other numbers of rows by other
+# instructions: a kernel that promises there what no law is about is red.
 TOGETHER = (
-    "fused_experts", "layer_norm_backward", "moe_align_block_size", "quantize_fp8_per_tensor",
-    "rms_norm_backward",
+    "attention_backward", "fused_experts", "layer_norm_backward", "moe_align_block_size",
+    "quantize_fp8_per_tensor", "rms_norm_backward",
 )  # fmt: skip
 
 
