@@ -307,8 +307,8 @@ def test_a_promise_of_some_devices(install: Install, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(package, "deterministic", {"rms_norm": ["cpu"]})
     torch_ops.refresh()
     steady = package_of(registry.find("rms_norm", "steady"))
-    for op, device, wanted in (("rms_norm", "cpu", 1), ("rms_norm", "cuda", 0), (OP, "cuda", 1)):
-        assert promised(op, steady, device)["deterministic"] == wanted
+    for name, device, wanted in (("rms_norm", "cpu", 1), ("rms_norm", "cuda", 0), (OP, "cuda", 1)):
+        assert promised(name, steady, device)["deterministic"] == wanted
 
 
 def test_a_kernel_registered_by_hand_promises_what_the_contract_does(install: Install) -> None:
@@ -328,7 +328,7 @@ def test_a_kernel_registered_by_hand_promises_what_the_contract_does(install: In
         (["rms_nrom"], "ValueError: deterministic names 'rms_nrom', which is no module of the p"),
         (
             {"rms_norm": {"gpu"}},
-            "ValueError: deterministic names the device 'gpu' (accepted: 'cpu'",
+            "ValueError: deterministic names the device 'gpu' (accepted: 'c",
         ),
     ],
     ids=str,
