@@ -186,8 +186,10 @@ def _promises(module: ModuleType, modules: frozenset[str]) -> dict[str, Stated]:
             unknown = sorted(set(stated) - modules)
             if unknown:
                 raise ValueError(f"{name} names {unknown[0]!r}, which is no module of the package")
-            by_device = isinstance(stated, Mapping)
-            found[name] = _devices(name, stated) if by_device else frozenset(stated)
+            if isinstance(stated, Mapping):
+                found[name] = _devices(name, stated)
+            else:
+                found[name] = frozenset(stated)
         elif stated is not None:
             raise TypeError(f"{name} must be a bool or names of ops, received {stated!r}")
     return found
