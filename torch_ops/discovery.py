@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 from torch_ops import locks
 from torch_ops.backend import Backend
 from torch_ops.contracts import PROMISES
-from torch_ops.errors import PluginConflictError
-from torch_ops.platform import Requirement
+from torch_ops.errors import PluginConflictError, listing
+from torch_ops.platform import DEVICES, Requirement
 
 if TYPE_CHECKING:
     from torch_ops.spec import KernelSpec
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["BackendPackage", "load", "package", "packages", "plugin_names", "rescan", "serve"]
 
 GROUP = "torch_ops.backends"
+Stated = bool | frozenset[str] | Mapping[str, frozenset[str]]
 _log = logging.getLogger(__name__)
 _lock = locks.reentrant()
 _names: dict[str, list[tuple[str, str]]] | None = None
@@ -51,6 +52,7 @@ class BackendPackage:
         attention_backends: Families of attention kernels that its module ``attention`` prepares.
         promises: For which ops it keeps a promise of `torch_ops.contracts.PROMISES`, True for all
             and none of them where it is empty; the op's contract says it where the name is absent.
+            A mapping says on which devices it does for some ops, and nothing of the others.
         declined: Why ops that it doesn't serve aren't served, by their names.
     """
 
@@ -62,7 +64,7 @@ class BackendPackage:
     requires: frozenset[Requirement] = frozenset()
     modules: frozenset[str] = frozenset()
     attention_backends: tuple[str, ...] = ()
-    promises: Mapping[str, bool | frozenset[str]] = field(default_factory=dict)
+    promises: Mapping[str, Stated] = field(default_factory=dict)
     declined: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -75,9 +77,11 @@ class BackendPackage:
         """Whether several distributions provide the name."""
         return len(self.distributions) > 1
 
-    def promise(self, name: str, op: str) -> bool | None:
+    def promise(self, name: str, op: str, device: str) -> bool | None:
         """What the package says about a promise for an op, None where it says nothing."""
         stated = self.promises.get(name)
+        if isinstance(stated, Mapping):
+            return device in stated[op] if op in stated else None
         return op in stated if isinstance(stated, frozenset) else stated
 
     def refuse_conflict(self) -> None:
@@ -172,8 +176,8 @@ def _availability(module: ModuleType) -> str | None:
     raise TypeError(f"available() must return None or a reason, received {answer!r}")
 
 
-def _promises(module: ModuleType, modules: frozenset[str]) -> dict[str, bool | frozenset[str]]:
-    found: dict[str, bool | frozenset[str]] = {}
+def _promises(module: ModuleType, modules: frozenset[str]) -> dict[str, Stated]:
+    found: dict[str, Stated] = {}
     for name in PROMISES:
         stated = getattr(module, name, None)
         if isinstance(stated, bool):
@@ -182,10 +186,20 @@ def _promises(module: ModuleType, modules: frozenset[str]) -> dict[str, bool | f
             unknown = sorted(set(stated) - modules)
             if unknown:
                 raise ValueError(f"{name} names {unknown[0]!r}, which is no module of the package")
-            found[name] = frozenset(stated)
+            if isinstance(stated, Mapping):
+                found[name] = _devices(name, stated)
+            else:
+                found[name] = frozenset(stated)
         elif stated is not None:
             raise TypeError(f"{name} must be a bool or names of ops, received {stated!r}")
     return found
+
+
+def _devices(name: str, stated: Mapping[str, Collection[str]]) -> Mapping[str, frozenset[str]]:
+    unknown = sorted({device for each in stated.values() for device in each} - set(DEVICES))
+    if unknown:
+        raise ValueError(f"{name} names the device {unknown[0]!r} (accepted: {listing(DEVICES)})")
+    return {op: frozenset(devices) for op, devices in stated.items()}
 
 
 def _declined(module: ModuleType, modules: frozenset[str]) -> Mapping[str, str]:

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-__all__ = ["CONVERTS_FLOAT8", "Platform", "Requirement", "platform_of"]
+__all__ = ["CONVERTS_FLOAT8", "DEVICES", "Platform", "Requirement", "platform_of"]
 
-_DEVICES = ("cpu", "cuda", "rocm")
+DEVICES = ("cpu", "cuda", "rocm")
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Platform:
     name: str = ""
 
     def __post_init__(self) -> None:
-        if self.device not in _DEVICES:
+        if self.device not in DEVICES:
             raise ValueError(
                 f"Platform: device {self.device!r} is not known (accepted: 'cpu', 'cuda', 'rocm')"
             )
@@ -128,7 +128,7 @@ class Requirement:
     archs: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
-        if self.device not in _DEVICES:
+        if self.device not in DEVICES:
             raise ValueError(
                 f"Requirement: device {self.device!r} is not known "
                 "(accepted: 'cpu', 'cuda', 'rocm')"

@@ -12,12 +12,18 @@ from torch_ops.spec import KernelSpec
 __all__ = ["lacking", "package_of", "promised"]
 
 
-def promised(op: str, package: BackendPackage | None) -> dict[str, bool]:
-    """Give what a package's kernel of an op promises: by its own word, else by the contract's."""
+def promised(op: str, package: BackendPackage | None, device: str) -> dict[str, bool]:
+    """Give what a package's kernel of an op promises: by its own word, else by the contract's.
+
+    Args:
+        op: The op.
+        package: The package, None for a kernel that was registered by hand.
+        device: That of a `Platform`.
+    """
     from torch_ops.declarations import catalogue
 
     contract = getattr(catalogue().get(op), "contract", None)
-    stated = {name: package.promise(name, op) if package else None for name in PROMISES}
+    stated = {name: package.promise(name, op, device) if package else None for name in PROMISES}
     return {
         name: getattr(contract, name, False) if value is None else value
         for name, value in stated.items()
@@ -32,10 +38,10 @@ def package_of(spec: KernelSpec) -> BackendPackage | None:
 
 
 def lacking(
-    op: str, package: BackendPackage | None, required: Mapping[str, str]
+    op: str, package: BackendPackage | None, required: Mapping[str, str], device: str
 ) -> list[str | None]:
     """Give why a kernel doesn't promise what is required, each by whom; None where it does."""
-    kept = promised(op, package) if required else {}
+    kept = promised(op, package, device) if required else {}
     return [_unpromised(name, source, kept) for name, source in required.items()]
 
 

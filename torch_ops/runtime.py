@@ -69,8 +69,10 @@ def register(declaration: Declaration) -> None:
     for overload, named, run in ((name, False, legal), (f"{name}.backend", True, chosen)):
         compiled.define(declaration, named, run)
         kernels = [_kernel(familiar, run[key], legal[key], named) for key in _DEVICE_KEYS]
-        install(overload, kernels, _fake(declaration, named), bool(declaration.mutates))
-        _kernels[overload] = familiar, dict(zip(_DEVICE_KEYS, kernels, strict=True))
+        fake = _fake(declaration, named)
+        install(overload, kernels, fake, bool(declaration.mutates))
+        by_key = zip((*_DEVICE_KEYS, "Meta"), (*kernels, fake), strict=True)
+        _kernels[overload] = familiar, dict(by_key)
     if not declaration.mutates:
         inlined.define(declaration)
     callables.publish(declaration, familiar)
@@ -214,7 +216,7 @@ def _fake(declaration: Declaration, named: bool) -> Callable[..., Any]:
         backend = None
         if named:
             args, backend = args[:-1], args[-1]
-            registry.find(op, backend)
+            registry.find(op, selector.ran_forward(backend) or backend)
         wants_grad = _grad_enabled() and _any_requires_grad(*args)
         if (wants_grad and not inlined.differentiates(declaration, args, backend)) or (
             _forward_ad._current_level >= 0 and any_tangent(args)
@@ -247,7 +249,7 @@ def depend_on_policy(op: str, args: tuple[Any, ...], backend: str | None) -> Non
     """Make a frame that is being traced compile anew when another kernel would run."""
     dynamo.tag_caches(fingerprint)
     device = next((arg.device for arg in args if isinstance(arg, Tensor)), None)
-    if device is None or device.type not in ("cpu", "cuda"):
+    if device is None or device.type not in ("cpu", "cuda") or selector.ran_forward(backend):
         return
     depend((op, backend, device), lambda: signature(op, device, backend))
 

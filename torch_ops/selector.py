@@ -29,6 +29,7 @@ from torch_ops.spec import KernelSpec
 __all__ = ["Candidate", "Plan", "get_kernel", "select_kernel"]
 
 _log = logging.getLogger(__name__)
+_RAN_FORWARD = ", which ran forward"
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,8 @@ class Plan(NamedTuple):
     Attributes:
         op: The op's name.
         platform: Where it is to run.
-        source: Who decided: call, scope, process, environment, tuned or declared.
+        source: Who decided: call, scope, process, environment, tuned, declared or, of a backward,
+            forward.
         specs: Usable kernels in order; exactly one where the choice is explicit.
         skipped: Candidates that come before or beside them and why they can't run.
         unchecked: Whether per-call checks are off.
@@ -96,7 +98,7 @@ def policy_reasons(
 ) -> list[str]:
     """Give why a backend may not serve an op: disabled, elsewhere, or promising too little."""
     reasons: list[str | None] = [policy.env().disables(op, backend), rejection(requires, platform)]
-    reasons += promises.lacking(op, package, policy.required(scope))
+    reasons += promises.lacking(op, package, policy.required(scope), platform.device)
     return [reason for reason in reasons if reason]
 
 
@@ -161,6 +163,21 @@ def order_of(op: str, platform: Platform) -> tuple[str, ...] | None:
     return None if declaration is None else declaration.order[platform.device]
 
 
+def as_forward(backend: str) -> str:
+    """Name a backend for the backward of a call that it ran: whatever the policy is by then.
+
+    Requirements and what is disabled were asked before forward ran. Compiled graphs hold the name.
+    """
+    return backend.removesuffix(_RAN_FORWARD) + _RAN_FORWARD
+
+
+def ran_forward(backend: Backend | str | None) -> str | None:
+    """Give the backend of such a name, None for any other name."""
+    if not isinstance(backend, str) or not backend.endswith(_RAN_FORWARD):
+        return None
+    return backend.removesuffix(_RAN_FORWARD)
+
+
 def decide(op: str, backend: Backend | str | None, scope: policy.Scope | None) -> policy.Choice:
     """Apply the sources in their order: call, scope, process, environment."""
     if backend is None:
@@ -188,7 +205,7 @@ def make_plan(
     Args:
         op: Name of the op.
         platform: Where it is to run.
-        backend: Explicit choice, strict.
+        backend: Explicit choice, strict; nothing is asked of one that `as_forward` names.
         scope: The context's choices.
         args: The call's arguments; given, the candidates' per-call checks run.
         unchecked: Leave out the checks of an explicit choice.
@@ -199,6 +216,9 @@ def make_plan(
         AmbiguousBackendError, PluginConflictError, UnknownVariableError: see their docstrings.
     """
     require_op(op)
+    forward = ran_forward(backend)
+    if forward is not None:
+        return Plan(op, platform, "forward", (registry.find(op, forward),), ())
     choice = decide(op, backend, scope)
     if choice.backend is not None:
         return _explicit(op, platform, choice, args, unchecked)

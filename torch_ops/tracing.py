@@ -34,7 +34,7 @@ class TraceRecord:
     Attributes:
         op: The op's name.
         backend: The `Backend` that ran, for a layer the `AttentionBackend`.
-        source: Who chose it.
+        source: Who chose it; ``"forward"`` of a backward: it runs where forward ran.
         count: How many calls.
         skipped: Backends that were preferred and couldn't run, with the reason.
         how: ``"ran"``: its kernel was called; ``"replayed"``: a CUDA graph that holds its kernel

@@ -13,12 +13,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torch_ops import dynamo, kernels, policy, selector, tuning
+from torch_ops import calls, dynamo, kernels, policy, selector, tuning
 from torch_ops.errors import NoBackwardError, listing
 from torch_ops.familiar import Familiar
 from torch_ops.platform import Platform, platform_of
 from torch_ops.registry import registry
 from torch_ops.spec import KernelSpec
+from torch_ops.transforms import any_tangent
 
 __all__ = [
     "Gradient",
@@ -41,6 +42,7 @@ _LOOKS = 256  # that a table decides, for an op; more start anew
 _known: dict[Any, str | dict[Any, str]] = policy.track({})
 _grad_enabled = torch._C.is_grad_enabled
 _any_requires_grad = torch._C._any_requires_grad
+_forward_ad = torch.autograd.forward_ad
 _modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 _PLAIN = (Tensor, torch.nn.Parameter)
 _ODD_KEYS = tuple(
@@ -97,6 +99,14 @@ def refuse(op: str, backend: str | None = None, unusable: Sequence[str] = ()) ->
         f"op {op!r}: an input requires grad and {who} a backward{why} (accepted: inputs without "
         f"grad, or calls under torch.no_grad() or torch.inference_mode(){others}); detach the "
         "input or leave grad mode",
+        op=op,
+    )
+
+
+def _refuse_second(op: str) -> NoBackwardError:
+    return NoBackwardError(
+        f"op {op!r} has first derivatives only, and its gradients are to be differentiated "
+        "(accepted: create_graph=False)",
         op=op,
     )
 
@@ -191,9 +201,12 @@ class _Node(torch.autograd.Function):
         declaration, gradient = ctx.declaration, ctx.declaration.gradient
         saved = ctx.rest | dict(zip(ctx.kept, ctx.saved_tensors, strict=True))
         operator = getattr(torch.ops.torch_ops, gradient.op).backend
+        backend = selector.as_forward(ctx.backend)
 
         def run(*args: Any) -> Any:
-            return operator(*args, ctx.backend)
+            if _grad_enabled() and _any_requires_grad(*args) and _gradient_of(gradient.op) is None:
+                raise _refuse_second(declaration.name)
+            return operator(*args, backend)
 
         found = dict(
             zip(declaration.tensor_arguments, gradient.function(run, grads, saved), strict=True)
@@ -240,7 +253,9 @@ def kernel(
         backend = None
         if named:
             args, backend = args[:-1], args[-1]
-            registry.find(op, backend)
+            registry.find(op, selector.ran_forward(backend) or backend)
+        if _forward_ad._current_level >= 0 and any_tangent(args):
+            raise calls.refuse_grad(op)
         args = (*args, *defaults[len(args) :])
         declaration.checker(*args)
         check_constants(declaration, args)
@@ -251,6 +266,10 @@ def kernel(
 
 def _chosen(op: str, backend: str | None, args: tuple[Any, ...]) -> str:
     """Choose for a call, or for the frame that is being traced, which then depends on it."""
+    if backend is not None and selector.ran_forward(backend) is not None:
+        return backend
+    if _device_of(args).type == "meta":
+        return _for_shapes(op, backend)
     platform = platform_of(args) or Platform.cpu()
     real = all(_plain(arg) for arg in args) and not _modes()
     if dynamo.tracing():
@@ -268,13 +287,27 @@ def _chosen(op: str, backend: str | None, args: tuple[Any, ...]) -> str:
     return choose(op, platform, backend, args if real else None)
 
 
+def _device_of(args: tuple[Any, ...]) -> torch.device:
+    return next(arg.device for arg in args if isinstance(arg, Tensor))
+
+
+def _for_shapes(op: str, backend: str | None) -> str:
+    """Name a backend with a backward for tensors without data, on which no kernel runs."""
+    gradient = _gradient_of(op)
+    names = [spec.backend.value for spec in registry.get(op)] if backend is None else [backend]
+    able = [name for name in names if gradient is not None and gradient.needs(name)]
+    if not able:
+        raise refuse(op, backend)
+    return able[0]
+
+
 def _remembered(op: str, platform: Platform, backend: str | None, args: tuple[Any, ...]) -> str:
     """Choose as for a call before under the same policy: of the same look, where a table decides.
 
     A kernel's predicate is asked at every call; those of backends without a backward aren't.
     """
     scope = policy.current_scope()
-    key = (op, backend, scope, next(arg.device for arg in args if isinstance(arg, Tensor)))
+    key = (op, backend, scope, _device_of(args))
     known = _known.get(key)
     if isinstance(known, str):
         return known

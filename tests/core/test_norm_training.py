@@ -221,7 +221,7 @@ def test_no_more_is_kept_than_by_plain_pytorch(op: str) -> None:
 @pytest.mark.parametrize("op", OPS)
 def test_second_derivatives_are_refused(op: str) -> None:
     made = inputs(op)
-    with pytest.raises(NoBackwardError, match="norm_backward': an input requires grad"):
+    with pytest.raises(NoBackwardError, match=f"'{op}' has first derivatives only"):
         torch.autograd.grad(outputs(getattr(ops, op)(*made))[0].sum(), made, create_graph=True)
 
 

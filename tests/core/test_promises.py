@@ -61,7 +61,7 @@ def ran(call: Callable[[], object] = lambda: ops.silu_and_mul(X)) -> tuple[str, 
 
 
 def kept(backend: str, name: str = OP) -> Mapping[str, bool]:
-    return promised(name, package_of(registry.find(name, backend)))
+    return promised(name, package_of(registry.find(name, backend)), "cuda")
 
 
 def test_promises_are_those_of_contracts() -> None:
@@ -300,13 +300,24 @@ def test_a_foreign_package_states_its_promises(install: Install) -> None:
             ops.silu_and_mul(X)
 
 
+def test_a_promise_of_some_devices(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of ops that aren't named the contract speaks."""
+    install("steady")
+    package = __import__("torch_ops_steady")
+    monkeypatch.setattr(package, "deterministic", {"rms_norm": ["cpu"]})
+    torch_ops.refresh()
+    steady = package_of(registry.find("rms_norm", "steady"))
+    for name, device, wanted in (("rms_norm", "cpu", 1), ("rms_norm", "cuda", 0), (OP, "cuda", 1)):
+        assert promised(name, steady, device)["deterministic"] == wanted
+
+
 def test_a_kernel_registered_by_hand_promises_what_the_contract_does(install: Install) -> None:
     install("steady")
     registry.unregister(registry.find("rms_norm", "steady"))
     spec = KernelSpec("rms_norm", "steady", "torch_ops.backends.torch.rms_norm:rms_norm")
     torch_ops.register_kernel(spec)
     assert kept("steady", "rms_norm") == {"deterministic": True, "batch_invariant": False}
-    assert promised("undeclared", None) == {"deterministic": False, "batch_invariant": False}
+    assert promised("undeclared", None, "cpu") == {"deterministic": False, "batch_invariant": False}
 
 
 @pytest.mark.parametrize(
@@ -315,6 +326,10 @@ def test_a_kernel_registered_by_hand_promises_what_the_contract_does(install: In
         (1, "TypeError: deterministic must be a bool or names of ops, received 1"),
         ("rms_norm", "TypeError: deterministic must be a bool or names of ops, received 'rms_no"),
         (["rms_nrom"], "ValueError: deterministic names 'rms_nrom', which is no module of the p"),
+        (
+            {"rms_norm": {"gpu"}},
+            "ValueError: deterministic names the device 'gpu' (accepted: 'c",
+        ),
     ],
     ids=str,
 )

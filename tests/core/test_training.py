@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile
 
@@ -154,10 +155,41 @@ def test_what_is_kept_is_the_input_alone() -> None:
     assert [tensor.data_ptr() for tensor in kept] == [x.data_ptr()]
 
 
-def test_second_derivatives_are_refused() -> None:
+@pytest.mark.parametrize("op", ["silu_and_mul", "rms_norm"])
+def test_second_derivatives_are_refused(op: str) -> None:
+    """By the name of the op that was called."""
     x = torch.randn(3, 8, requires_grad=True)
-    with pytest.raises(NoBackwardError, match="silu_and_mul_backward"):
-        torch.autograd.grad(ops.silu_and_mul(x).sum(), x, create_graph=True)
+    text = rf"op '{op}' has first derivatives only, .*\(accepted: create_graph=False\)"
+    with pytest.raises(NoBackwardError, match=text):
+        torch.autograd.grad(getattr(ops, op)(x).sum(), x, create_graph=True)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # PyTorch's own
+def test_forward_mode_is_refused_where_a_gradient_is_wanted_too() -> None:
+    x, weight = torch.randn(3, 8, requires_grad=True), torch.ones(8)
+    text = "'rms_norm': .* no backend of the op has derivatives of torch.func or forward mode"
+    with forward_ad.dual_level():
+        duals = [forward_ad.make_dual(t, torch.ones_like(t)) for t in (x, weight)]
+        for args in ((duals[0], weight), (x, duals[1])):
+            for call in (ops.rms_norm, torch.ops.torch_ops.rms_norm):
+                with pytest.raises(NoBackwardError, match=text):
+                    call(*args)
+        assert ops.rms_norm(x, weight).requires_grad
+
+
+def test_tensors_without_data_have_gradients() -> None:
+    """On whatever backend has a backward: none runs."""
+    x, weight = (torch.randn(n, 8, device="meta", requires_grad=True)[0] for n in (1, 3))
+    scopes: list[dict[str, Any]] = [{}, {"rms_norm": "triton", "batch_invariant": True}]
+    for scope in scopes:
+        with torch_ops.use_backend(**scope), torch_ops.trace() as seen:
+            out = torch.ops.torch_ops.rms_norm.default(x, weight)
+            found = torch.autograd.grad(out.sum(), (x, weight))
+        assert [(t.device.type, t.shape) for t in found] == [("meta", (8,))] * 2
+        assert not seen.records
+    with pytest.raises(NoBackwardError, match="backend 'flashinfer' doesn't have a backward"):
+        ops.rms_norm(x, weight, backend="flashinfer")
+    assert not ops.rms_norm(x.detach()).requires_grad
 
 
 def test_a_written_input_is_noticed() -> None:

@@ -73,3 +73,71 @@ def test_looks_tell_calls_apart_where_a_table_decides(
         counts.append(len(chosen))
     assert counts == [1, 2, 2, 2, 3, 4]  # the third look starts anew
     undo()
+
+
+def _disable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_OPS_DISABLE", "torch")
+    torch_ops.refresh()
+
+
+LATER: dict[str, Callable[[pytest.MonkeyPatch], object]] = {
+    "disabled": _disable,
+    "required": lambda _: torch_ops.set_backend(batch_invariant=True),
+    "chosen": lambda _: torch_ops.set_backend("inductor"),
+}
+
+
+@pytest.mark.usefixtures("restored")
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("later", LATER)
+def test_a_backward_asks_no_policy(
+    later: str, compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it is by then: all was asked before forward ran."""
+    torch_ops.set_inline(False)
+    x, y = torch.randn(3, 8, requires_grad=True), torch.randn(1, 4, 2, 8, requires_grad=True)
+
+    def forward() -> torch.Tensor:
+        result: torch.Tensor = ops.silu_and_mul(x).sum() + ops.attention(y, y, y).sum()
+        return result
+
+    call = torch.compile(forward, backend="aot_eager", fullgraph=True) if compiled else forward
+    expected = torch.autograd.grad(call(), (x, y))
+    loss = call()
+    LATER[later](monkeypatch)
+    with torch_ops.trace() as seen:
+        found = torch.autograd.grad(loss, (x, y))
+    assert all(map(torch.equal, found, expected))
+    assert {(r.op, r.backend.value, r.source) for r in seen.records} == {
+        (f"{op}_backward", "torch", "forward") for op in (OP, "attention")
+    }
+
+
+@pytest.mark.usefixtures("restored")
+def test_a_second_derivative_asks_none_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    q = torch.randn(2, 1, 8, requires_grad=True)
+    out = ops.apply_rope(q, q.detach(), torch.ones(2, 8), torch.arange(2))[0].square().sum()
+    _disable(monkeypatch)
+    (first,) = torch.autograd.grad(out, q, create_graph=True)
+    with torch_ops.trace() as seen:
+        first.square().sum().backward()
+    assert [(r.op, r.source, r.count) for r in seen.records] == [("apply_rope", "forward", 2)]
+
+
+@pytest.mark.usefixtures("restored")
+def test_a_backward_that_is_gone_says_so() -> None:
+    loss = ops.silu_and_mul(torch.ones(2, 4, requires_grad=True)).sum()
+    spec = torch_ops.registry.find(f"{OP}_backward", "torch")
+    torch_ops.registry.unregister(spec)
+    broken = torch_ops.KernelSpec(spec.op, spec.backend, "torch_ops.no_such_module:kernel")
+    try:
+        with pytest.raises(torch_ops.UnknownBackendError, match=f"for op '{OP}_backward'"):
+            loss.backward(retain_graph=True)
+        torch_ops.registry.register(broken)
+        text = "'torch', chosen by forward, is not usable here.*loading it failed: Mod"
+        with pytest.raises(torch_ops.BackendUnavailableError, match=f"(?s){text}"):
+            loss.backward()
+    finally:
+        if broken in torch_ops.registry.get(spec.op):
+            torch_ops.registry.unregister(broken)
+        torch_ops.registry.register(spec)

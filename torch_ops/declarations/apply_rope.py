@@ -39,7 +39,7 @@ def apply_rope(
     Raises:
         TypeError: a dtype isn't accepted.
         ValueError: shapes or devices disagree.
-        NoBackwardError: ``cos_sin_cache`` requires grad.
+        NoBackwardError: ``cos_sin_cache`` requires grad; q and k have gradients of any order.
 
     Source: Su et al., RoFormer (arXiv 2104.09864).
     """

@@ -46,7 +46,8 @@ def attention(
     Raises:
         TypeError: a dtype isn't accepted.
         ValueError: shapes or devices disagree, or a number is out of range.
-        NoBackwardError: an input requires grad and the backend has no backward.
+        NoBackwardError: an input requires grad and the backend has no backward, or gradients
+            are differentiated once more: they are of first order.
 
     Source: Vaswani et al., Attention Is All You Need (arXiv 1706.03762).
     """

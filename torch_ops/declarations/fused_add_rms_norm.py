@@ -38,7 +38,8 @@ def fused_add_rms_norm(
     Raises:
         TypeError: a dtype isn't accepted.
         ValueError: shapes or devices disagree, or ``eps`` is negative.
-        NoBackwardError: an input requires grad and the backend has no backward.
+        NoBackwardError: an input requires grad and the backend has no backward, or gradients
+            are differentiated once more: they are of first order.
     """
     residual_out = rounded(x.contiguous() + residual.contiguous())
     wide = upcast(residual_out)

@@ -32,7 +32,8 @@ def gemma_rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
     Raises:
         TypeError: a dtype isn't accepted.
         ValueError: shapes or devices disagree, or ``eps`` is negative.
-        NoBackwardError: an input requires grad and the backend has no backward.
+        NoBackwardError: an input requires grad and the backend has no backward, or gradients
+            are differentiated once more: they are of first order.
 
     Source: the Gemma models (arXiv 2403.08295).
     """

@@ -35,7 +35,8 @@ def layer_norm(
     Raises:
         TypeError: a dtype isn't accepted.
         ValueError: shapes or devices disagree, or ``eps`` is negative.
-        NoBackwardError: an input requires grad and the backend has no backward.
+        NoBackwardError: an input requires grad and the backend has no backward, or gradients
+            are differentiated once more: they are of first order.
 
     Source: Ba, Kiros and Hinton, Layer Normalization (arXiv 1607.06450).
     """

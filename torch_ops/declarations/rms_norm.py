@@ -32,7 +32,8 @@ def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float = 1e-6) -> Tens
     Raises:
         TypeError: a dtype isn't accepted.
         ValueError: shapes or devices disagree, or ``eps`` is negative.
-        NoBackwardError: an input requires grad and the backend has no backward.
+        NoBackwardError: an input requires grad and the backend has no backward, or gradients
+            are differentiated once more: they are of first order.
 
     Source: Zhang and Sennrich, Root Mean Square Layer Normalization (arXiv 1910.07467).
     """

@@ -30,7 +30,8 @@ def silu_and_mul(x: Tensor) -> Tensor:
     Raises:
         TypeError: the dtype isn't accepted.
         ValueError: the last dimension is odd.
-        NoBackwardError: the input requires grad and the backend has no backward.
+        NoBackwardError: the input requires grad and the backend has no backward, or gradients
+            are differentiated once more: they are of first order.
 
     Source: Shazeer, GLU Variants Improve Transformer (arXiv 2002.05202).
     """

@@ -21,9 +21,11 @@ from torch_ops.testing.proof import Proof
 from torch_ops.testing.spec import Spec
 from torch_ops.testing.subject import Subject
 
+CPU = torch.device("cpu")
 
-def registered(op: str, backend: str) -> Subject:
-    """Makes a subject of a backend of an op.
+
+def registered(op: str, backend: str, device: torch.device = CPU) -> Subject:
+    """Makes a subject of a backend of an op, which promises what it does on a device.
 
     Raises:
         UnknownBackendError: The op has no such backend.
@@ -40,7 +42,8 @@ def registered(op: str, backend: str) -> Subject:
         candidate = judge(spec, platform, args, strict=True)
         return None if candidate.usable else "; ".join(candidate.reasons)
 
-    kept = promised(op, package_of(spec))
+    on_rocm = device.type == "cuda" and torch.version.hip is not None
+    kept = promised(op, package_of(spec), "rocm" if on_rocm else device.type)
     untestable = _untestable(op, spec.target)
     return Subject(name, function, refuses, untestable, registered=True, promises=kept)
 

@@ -104,7 +104,8 @@ def verify(
         ValueError: No such profile or dtype, or another process can't find the kernel.
     """
     chosen, proof = profile_of(profile), proof_of(op)
-    subject, place = _subject(op, backend), torch.device(device)
+    place = torch.device(device)
+    subject = _subject(op, backend, place)
     contract, wanted = subject.under(catalogue()[op].contract), _dtypes(op, dtypes)
     started = time.monotonic()
     isolated = place.type == "cuda" if isolate is None else isolate
@@ -143,17 +144,18 @@ def replay(spec: str, backend: str | Backend | Callable[..., Any], device: str =
         ValueError: The kernel refuses the example, or the JSON is no Spec.
     """
     example = Spec.from_json(spec)
-    subject, proof = _subject(example.op, backend), proof_of(example.op)
+    place, proof = torch.device(device), proof_of(example.op)
+    subject = _subject(example.op, backend, place)
     contract = subject.under(catalogue()[example.op].contract)
     tally = Tally()
-    seen = Examiner(subject, proof, contract, torch.device(device))(example, tally)
+    seen = Examiner(subject, proof, contract, place)(example, tally)
     if seen is None:
         msg = f"replay: {subject.name} refuses the example: {'; '.join(tally.refused)}"
         raise ValueError(msg)
     return seen
 
 
-def _subject(op: str, backend: str | Backend | Callable[..., Any]) -> Subject:
+def _subject(op: str, backend: str | Backend | Callable[..., Any], place: torch.device) -> Subject:
     if op not in catalogue():
         torch_ops.select_kernel(op)  # raises the error of an unknown op
     if not isinstance(backend, str | Backend) and not callable(backend):
@@ -163,8 +165,8 @@ def _subject(op: str, backend: str | Backend | Callable[..., Any]) -> Subject:
         )
         raise TypeError(msg)
     if isinstance(backend, Backend):
-        return registered(op, backend.value)
-    return registered(op, backend) if isinstance(backend, str) else subject_of(backend)
+        backend = backend.value
+    return registered(op, backend, place) if isinstance(backend, str) else subject_of(backend)
 
 
 def _dtypes(op: str, wanted: Sequence[str] | None) -> list[str]:

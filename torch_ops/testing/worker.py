@@ -70,7 +70,7 @@ class Assignment:
         if here != self.target:
             msg = f"backend {self.backend!r} of op {self.op!r} is registered in one process alone"
             raise LookupError(msg)
-        return registered(self.op, self.backend)
+        return registered(self.op, self.backend, torch.device(self.device))
 
 
 def found(target: str) -> Callable[..., Any]:
