@@ -32,13 +32,13 @@ _SHORT = {"float16": "fp16", "bfloat16": "bf16"}
 
 
 def checks(*, every: bool = False) -> list[str]:
-    """Name what is compiled: each head_dim for each target and in each dtype, or every cell."""
+    """Name what is compiled: each head_dim for half of the targets, or every cell."""
     names = [
         f"{target} {dtype} {head_dim}"
         for i, target in enumerate(TARGETS)
         for j, head_dim in enumerate(HEAD_DIMS)
         for k, dtype in enumerate(DTYPES)
-        if every or (i + j) % len(DTYPES) == k
+        if every or ((i + j) % 2 == 0 and (i + j) % len(DTYPES) == k)
     ]
     return [*names, LONG]
 

@@ -224,6 +224,7 @@ print(counters["inductor"]["fxgraph_cache_hit"] + counters["aot_autograd"]["auto
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive  # equal choices of processes share graphs: in test_inlining, too
 def test_a_cached_graph_runs_in_another_process(python: Python, tmp_path: Path) -> None:
     env = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
     assert [int(python(CACHED, **env)) > 0 for _ in range(2)] == [False, True]
@@ -262,7 +263,10 @@ def test_what_inductor_would_write_in_a_wrong_place_is_refused(
         assert "pytorch#198068" in text
 
 
-@pytest.mark.parametrize("dynamic", [None, True, False])
+@pytest.mark.parametrize(
+    "dynamic",
+    [None, True, pytest.param(False, marks=pytest.mark.exhaustive)],
+)
 def test_caches_of_their_own_and_parts_of_rows_are_written_where_they_are(
     dynamic: bool | None,
 ) -> None:

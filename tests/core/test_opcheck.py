@@ -18,8 +18,17 @@ LAYOUTS = {"right already": "contiguous"} | {name: name for name in samples.LAYO
 LAYOUTS.pop("contiguous")
 
 
+# What takes Inductor longest, where all is tried.
+LONG = ("apply_rope", "attention", "attention_with_lse", "merge_state", "min_p_filter")
+
+
+def _cell(op: str, backend: str) -> object:
+    long = backend == "inductor" and op in LONG
+    return pytest.param(op, backend, marks=[pytest.mark.exhaustive] if long else [])
+
+
 @pytest.mark.parametrize("layout", [*LAYOUTS, "zero-size"])
-@pytest.mark.parametrize(("op", "backend"), CELLS)
+@pytest.mark.parametrize(("op", "backend"), [_cell(*cell) for cell in CELLS])
 def test_opcheck(op: str, backend: str, layout: str) -> None:
     """Schema, autograd registration, fake against real, and AOTAutograd with dynamic shapes."""
     args = samples.arguments(op, rows=0 if layout == "zero-size" else 3)

@@ -50,7 +50,12 @@ def decode(
 
 
 @pytest.mark.parametrize(
-    "family", ["Llama", pytest.param("Qwen2", marks=pytest.mark.exhaustive), "Mistral"]
+    "family",
+    [
+        "Llama",
+        pytest.param("Qwen2", marks=pytest.mark.exhaustive),
+        pytest.param("Mistral", marks=pytest.mark.exhaustive),
+    ],
 )
 def test_two_graphs_serve_any_length_and_a_swap_compiles_none(family: str) -> None:
     made = model(family)
@@ -96,6 +101,7 @@ def test_the_compiled_product_with_one_row_is_as_accurate() -> None:
     support.assert_as_accurate(logits, plain, truth)
 
 
+@pytest.mark.exhaustive
 def test_the_growing_cache_of_transformers_works_compiled() -> None:
     made = model()
     expected = support.generate(made, tokens(), 8)[0, 9:].tolist()
