@@ -150,6 +150,7 @@ def test_inductor_swaps_real_kernels(device: torch.device) -> None:
     assert compiled.frames == 1
 
 
+@pytest.mark.exhaustive
 def test_a_compiled_family_inside_a_compiled_model(device: torch.device) -> None:
     model = support.Stack(*(Attention(4, 16, 2, is_causal=True).to(device) for _ in range(2)))
     compiled = Counted(model)

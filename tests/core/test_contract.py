@@ -54,8 +54,10 @@ def test_a_strided_input_gives_the_bits_of_its_contiguous_copy(
     assert [same(a, b) for a, b in zip(found, expected, strict=True)] == [True] * len(expected)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize(("op", "backend"), [cell for cell in CELLS if cell[0] in FUNCTIONAL])
+@pytest.mark.parametrize(
+    ("op", "backend", "layout"),
+    [_cell(*cell, name) for cell in CELLS if cell[0] in FUNCTIONAL for name in LAYOUTS],
+)
 def test_outputs_are_fresh_and_inputs_stay(op: str, backend: str, layout: str) -> None:
     args = samples.lay_out(samples.arguments(op), layout)
     tensors = [value for value in args.values() if isinstance(value, Tensor)]
