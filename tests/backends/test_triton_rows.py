@@ -54,6 +54,15 @@ def test_compiles(compiled: dict[str, str | None], check: str) -> None:
 
 @pytest.mark.exhaustive
 @pytest.mark.timeout(1200)
+def test_interpreted_in_every_dtype() -> None:
+    flags = {"TRITON_INTERPRET": "1", "PYTHONWARNINGS": "ignore"}
+    found = workers.in_processes("rows_interpreted", "--every", **flags)
+    assert sorted(found) == sorted(rows_interpreted.checks(every=True))
+    assert [broken for broken in found.values() if broken] == []
+
+
+@pytest.mark.exhaustive
+@pytest.mark.timeout(1200)
 def test_compiles_in_every_dtype() -> None:
     cache = str(workers.ROOT / ".cache" / "triton")
     found = workers.in_processes("rows_compiled", "--every", TRITON_CACHE_DIR=cache)

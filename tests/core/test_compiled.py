@@ -196,6 +196,7 @@ def test_without_a_part_of_inductor_the_code_calls_the_operator_itself(
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated")
+@pytest.mark.exhaustive
 def test_a_package_of_aotinductor_calls_the_operator_itself(tmp_path: Path) -> None:
     """It is loaded where no guard holds."""
 
@@ -224,7 +225,7 @@ print(counters["inductor"]["fxgraph_cache_hit"] + counters["aot_autograd"]["auto
 
 
 @pytest.mark.slow
-@pytest.mark.exhaustive  # equal choices of processes share graphs: in test_inlining, too
+@pytest.mark.exhaustive
 def test_a_cached_graph_runs_in_another_process(python: Python, tmp_path: Path) -> None:
     env = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
     assert [int(python(CACHED, **env)) > 0 for _ in range(2)] == [False, True]

@@ -542,6 +542,7 @@ for way in os.environ["WAYS"].split():
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_shared_cache_serves_no_graph_of_another_choice(python: Python, tmp_path: Path) -> None:
     """Whoever has chosen in whichever process: results follow, and equal choices share a graph."""
 

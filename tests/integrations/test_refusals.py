@@ -71,6 +71,7 @@ def test_texts_beyond_the_table_are_refused(made: torch.nn.Module) -> None:
         made(tokens(1, POSITIONS + 1))
 
 
+@pytest.mark.exhaustive
 def test_compiled_code_refuses_padding_when_it_runs(
     made: torch.nn.Module, fresh_dynamo: None
 ) -> None:
