@@ -57,9 +57,14 @@ def register(library: Library, overload: str, declaration: Any) -> None:
             made = _at_once(operator, declaration, at, info.batch_size, args)
         else:
             made = _one_by_one(operator, declaration, in_dims, info.batch_size, args)
-        return made, (None if made is None else 0 if isinstance(made, Tensor) else (0,) * len(made))
+        return made, None if made is None else _each(made, lambda out: 0)
 
     register_vmap(f"{library.ns}::{overload}", rule, lib=library)
+
+
+def _each(made: Any, function: Callable[[Tensor], Any]) -> Any:
+    """Apply a function to what an op returns: a tensor, or several."""
+    return function(made) if isinstance(made, Tensor) else tuple(map(function, made))
 
 
 def _element(arg: Any, dim: int | None) -> Any:
@@ -75,10 +80,7 @@ def _nothing(declaration: Any, element: list[Any]) -> Any:
     """Give the results of no call."""
     if declaration.mutates:
         return None
-    made = declaration.faker(*element)
-    if isinstance(made, Tensor):
-        return made.new_empty((0, *made.shape))
-    return tuple(out.new_empty((0, *out.shape)) for out in made)
+    return _each(declaration.faker(*element), lambda out: out.new_empty((0, *out.shape)))
 
 
 def _at_once(
@@ -104,9 +106,7 @@ def _at_once(
             front.copy_(x.view(front.shape))
     if made is None or not rows.merge:
         return made
-    if isinstance(made, Tensor):
-        return made.unflatten(0, (size, count))
-    return tuple(out.unflatten(0, (size, count)) for out in made)
+    return _each(made, lambda out: out.unflatten(0, (size, count)))
 
 
 def _one_by_one(

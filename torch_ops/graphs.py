@@ -32,7 +32,7 @@ _IN_PLACE = {
     operator.ifloordiv, operator.imod, operator.ipow, operator.iand, operator.ior, operator.ixor,
     operator.ilshift, operator.irshift, operator.imatmul,
 }  # fmt: skip
-_METHODS = {"__setitem__", *(f"__{function.__name__}__" for function in _IN_PLACE)}
+_METHODS = {f"__{function.__name__}__" for function in _IN_PLACE}
 _STATEFUL = ("batch_norm", "instance_norm", "rrelu", "embedding_renorm")
 """Parts of the names of PyTorch's builtins that write what their schemas don't say."""
 _WRITTEN = ("running_mean", "running_var", "max_norm")
@@ -114,14 +114,14 @@ def _writes_when_asked(node: Node, name: str) -> bool:
     """Whether a function writes because of an argument: ``inplace``, or running statistics."""
     if not isinstance(node.target, types.FunctionType):
         return any(part in name for part in _STATEFUL)
+    if not node.target.__module__.startswith("torch."):
+        return True
     try:
         bound = inspect.signature(node.target).bind(*node.args, **node.kwargs)
     except (TypeError, ValueError):
         return True
     bound.apply_defaults()
     given = bound.arguments
-    if not node.target.__module__.startswith("torch."):
-        return True
     return bool(given.get("inplace")) or any(given.get(n) is not None for n in _WRITTEN)
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import torch_ops
+from tests.replays import cudagraphs
 from torch_ops import dynamo
 from torch_ops.attention import (
     Attention,
@@ -41,19 +42,7 @@ def replaying(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     monkeypatch.setattr(dynamo, "may_replay", lambda compiler: True)
     # Layers of other tests that are gone may have left their overrides where these ones begin.
     monkeypatch.setattr(group.default_group, "route", group.Group().route)
-
-    def compiler(graph: Any, inputs: Any) -> Any:
-        kept: dict[Any, Any] = {}
-
-        def call(*args: Any) -> Any:
-            sizes = tuple(tuple(a.shape) if isinstance(a, Tensor) else a for a in args)
-            if sizes not in kept:
-                kept[sizes] = graph(*args)
-            return kept[sizes]
-
-        return call
-
-    return compiler
+    return cudagraphs
 
 
 def told(call: Callable[[], object]) -> list[tuple[str, str, str, int, str]]:

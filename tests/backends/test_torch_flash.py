@@ -15,6 +15,7 @@ from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile
 
 import torch_ops
+from tests.kept import bytes_kept
 from torch_ops import ops
 from torch_ops.contracts import AttentionGradientContract
 from torch_ops.declarations import catalogue
@@ -259,23 +260,10 @@ def test_the_kernels_of_sdpa_run_on_a_gpu_and_as_much_is_kept(marked: None) -> N
 
     names, sizes = [], []
     for call in (by_hand, lambda *args: ops.attention(*args, True, backend="torch")):
-        sizes.append(kept_bytes(call, tensors))
+        sizes.append(sum(bytes_kept(call, *tensors).values()))
         with profile(activities=[ProfilerActivity.CUDA]) as seen:
             torch.autograd.grad(call(*tensors).sum(), tensors)
             torch.cuda.synchronize()
         names.append({e.name.split("<")[0] for e in seen.events() if "flash" in e.name})
     assert names[0] == names[1] != set()
     assert sizes[1] <= sizes[0]
-
-
-def kept_bytes(call: Callable[..., Tensor], tensors: list[Tensor]) -> int:
-    kept: dict[int, int] = {}
-
-    def keep(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        call(*tensors)
-    return sum(kept.values())

@@ -56,18 +56,14 @@ def test_compiles(compiled: dict[str, str | None], check: str) -> None:
 @pytest.mark.timeout(1200)
 def test_interpreted_in_every_dtype() -> None:
     flags = {"TRITON_INTERPRET": "1", "PYTHONWARNINGS": "ignore"}
-    found = workers.in_processes("rows_interpreted", "--every", **flags)
-    assert sorted(found) == sorted(rows_interpreted.checks(every=True))
-    assert [broken for broken in found.values() if broken] == []
+    workers.everything(rows_interpreted, **flags)
 
 
 @pytest.mark.exhaustive
 @pytest.mark.timeout(1200)
 def test_compiles_in_every_dtype() -> None:
     cache = str(workers.ROOT / ".cache" / "triton")
-    found = workers.in_processes("rows_compiled", "--every", TRITON_CACHE_DIR=cache)
-    assert sorted(found) == sorted(rows_compiled.checks(every=True))
-    assert [broken for broken in found.values() if broken] == []
+    workers.everything(rows_compiled, TRITON_CACHE_DIR=cache)
 
 
 def test_a_cpu_is_refused_with_what_to_do() -> None:

@@ -12,11 +12,12 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
 
-__all__ = ["ROOT", "in_processes", "quicken", "work"]
+__all__ = ["ROOT", "everything", "in_processes", "quicken", "work"]
 
 ROOT = Path(__file__).parents[2]
 JOBS = min(os.cpu_count() or 1, 4)
@@ -40,6 +41,13 @@ def in_processes(module: str, *flags: str, **env: str) -> dict[str, str | None]:
         assert process.returncode == 0, f"exit {process.returncode}: {out[-2000:]}"
         results |= json.loads(out)
     return results
+
+
+def everything(module: ModuleType, **env: str) -> None:
+    """Share all checks of a module between processes; fails by what broke."""
+    found = in_processes(module.__name__.rpartition(".")[2], "--every", **env)
+    assert sorted(found) == sorted(module.checks(every=True))
+    assert [broken for broken in found.values() if broken] == []
 
 
 def work(checks: Sequence[str], run: Callable[[str], object]) -> None:

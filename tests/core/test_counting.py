@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 import torch_ops
+from tests.replays import cudagraphs
 from torch_ops import Backend, Trace, counting, dynamo, ops, set_inline, tracing
 
 from .toy import Toy
@@ -34,19 +35,6 @@ def block(x: Tensor) -> Tensor:
 
 def counts(seen: Trace) -> dict[tuple[str, str, str, str], int]:
     return {(r.op, r.backend.value, r.source, r.how): r.count for r in seen.records}
-
-
-def cudagraphs(graph: Any, inputs: Any) -> Callable[..., Any]:
-    """Stand for PyTorch's backend of this name: keep what a graph gave for these sizes."""
-    kept: dict[Any, Any] = {}
-
-    def call(*args: Any) -> Any:
-        sizes = tuple(tuple(a.shape) if isinstance(a, Tensor) else a for a in args)
-        if sizes not in kept:
-            kept[sizes] = graph(*args)
-        return kept[sizes]
-
-    return call
 
 
 def test_what_has_dissolved_counts_at_each_run_of_older_code() -> None:

@@ -12,6 +12,7 @@ from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile
 
 import torch_ops
+from tests.kept import bytes_kept
 from torch_ops import NoBackwardError, ops
 
 HIDDEN = 8
@@ -197,16 +198,11 @@ def test_compiled_gradients(inline: Any) -> None:
 
 def saved(function: Callable[..., Any], made: Made) -> int:
     """Count the bytes that are kept for backward, each storage once."""
-    kept: dict[int, int] = {}
 
-    def keep(tensor: Tensor) -> Tensor:
-        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-        return tensor
+    def call() -> None:
+        assert outputs(function(*made))[0].requires_grad
 
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        held = function(*made)
-    assert outputs(held)[0].requires_grad
-    return sum(kept.values())
+    return sum(bytes_kept(call).values())
 
 
 @pytest.mark.parametrize("op", OPS)

@@ -13,6 +13,7 @@ from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile
 
 import torch_ops
+from tests.kept import kept
 from torch_ops import DeclarationError, NoBackwardError, ops
 from torch_ops.declarations import catalogue
 
@@ -143,16 +144,8 @@ def test_calls_without_gradients_reach_the_kernel_itself() -> None:
 
 
 def test_what_is_kept_is_the_input_alone() -> None:
-    kept: list[Tensor] = []
-
-    def keep(tensor: Tensor) -> Tensor:
-        kept.append(tensor)
-        return tensor
-
     x = torch.randn(3, 8, requires_grad=True)
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        ops.silu_and_mul(x)
-    assert [tensor.data_ptr() for tensor in kept] == [x.data_ptr()]
+    assert [tensor.data_ptr() for tensor in kept(ops.silu_and_mul, x)] == [x.data_ptr()]
 
 
 @pytest.mark.parametrize("op", ["silu_and_mul", "rms_norm"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 import torch_ops
+from tests.kept import bytes_kept
 from torch_ops import Backend, DeclarationError, NoBackwardError, Platform, ops
 from torch_ops.contracts import AttentionGradientContract
 from torch_ops.declarations import catalogue
@@ -39,20 +40,6 @@ def made(dtype: torch.dtype, queries: int = 3, keys: int = 5) -> list[Tensor]:
     shapes = (2, queries, 4, 8), (2, keys, 2, 8), (2, keys, 2, 6)
     tensors = [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
     return [t.requires_grad_() for t in tensors]
-
-
-def kept_by(call: Callable[..., object], *args: Any) -> dict[int, int]:
-    """Bytes of what autograd keeps of a call, by address."""
-    kept: dict[int, int] = {}
-
-    def keep(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        call(*args)
-    return kept
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -137,7 +124,7 @@ def test_compiled_calls_keep_what_eager_ones_do(inline: Any) -> None:
             out = call(*tensors)
             found.append(torch.autograd.grad(out.sum(), tensors))
         ran.append([(r.op, r.backend.value, r.count) for r in seen.records])
-        kept.append(sum(kept_by(call, *tensors).values()))
+        kept.append(sum(bytes_kept(call, *tensors).values()))
     with torch.no_grad(), torch_ops.trace() as seen:
         compiled(*tensors)
     undo()
@@ -156,9 +143,9 @@ def test_no_more_is_kept_than_by_hand() -> None:
         q, k, v = (t.transpose(1, 2) for t in tensors)
         return functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
 
-    theirs = kept_by(by_hand)
+    theirs = bytes_kept(by_hand)
     for op in ("attention", "attention_with_lse"):
-        ours = kept_by(getattr(ops, op), *tensors, True)
+        ours = bytes_kept(getattr(ops, op), *tensors, True)
         assert {t.data_ptr() for t in tensors} <= set(ours)
         assert sum(ours.values()) <= sum(theirs.values())
         assert sum(ours.values()) == 4 * (4 * 2 * 64 * 4 * 8 + 2 * 64 * 4)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import torch_ops
+from tests.kept import kept
 from torch_ops import DeclarationError, NoBackwardError, ops
 from torch_ops.declarations import catalogue
 from torch_ops.testing.arithmetic import rounding
@@ -132,15 +133,8 @@ def test_backward_runs_on_the_backend_that_ran_forward() -> None:
 
 def test_nothing_of_queries_and_keys_is_kept() -> None:
     q, k, cache, positions = made(torch.bfloat16)
-    kept: list[Tensor] = []
-
-    def keep(tensor: Tensor) -> Tensor:
-        kept.append(tensor)
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        ops.apply_rope(q, k, cache, positions)
-    assert [t.data_ptr() for t in kept] == [cache.data_ptr(), positions.data_ptr()]
+    found = kept(ops.apply_rope, q, k, cache, positions)
+    assert [tensor.data_ptr() for tensor in found] == [cache.data_ptr(), positions.data_ptr()]
 
 
 @pytest.mark.usefixtures("own_graphs")
