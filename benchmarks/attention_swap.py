@@ -7,7 +7,9 @@ GPU, with CUDA graphs; after every swap the output must be the eager one of the 
 
 from __future__ import annotations
 
+import argparse
 import functools
+import itertools
 import json
 import statistics
 import sys
@@ -167,8 +169,16 @@ def _prepared_swaps(device: str, dtype: torch.dtype) -> float:
     return statistics.median(times)
 
 
-def run() -> dict[str, Any]:
-    """Measure every form that this machine can run."""
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options: which forms."""
+    parser.add_argument("--mode", choices=("default", "reduce-overhead"), help="this one alone")
+    parser.add_argument(
+        "--apart", action=argparse.BooleanOptionalAction, help="layers compiled apart, or whole"
+    )
+
+
+def run(mode: str | None = None, apart: bool | None = None) -> dict[str, Any]:
+    """Measure the forms that are asked for, of those that this machine can run."""
     global _prepared
     device = "cuda" if torch.cuda.is_available() else "cpu"
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
@@ -180,8 +190,13 @@ def run() -> dict[str, Any]:
     _prepared = found
     _count_calls()
     modes = ["reduce-overhead", "default"] if device == "cuda" else ["default"]
+    if mode is not None and mode not in modes:
+        raise ValueError(f"--mode: {mode!r} (accepted on a CPU: {modes})")
+    forms = itertools.product(
+        modes if mode is None else [mode], (False, True) if apart is None else (apart,)
+    )
     with torch.no_grad():
-        rows = [_one(mode, apart, device, dtype) for mode in modes for apart in (False, True)]
+        rows = [_one(*form, device, dtype) for form in forms]
     return {
         "benchmark": "attention_swap",
         "torch": torch.__version__,

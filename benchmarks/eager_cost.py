@@ -10,6 +10,7 @@ time of a graph of `LENGTH` calls, over that of a graph of the same kernel behin
 
 from __future__ import annotations
 
+import argparse
 import functools
 import itertools
 from collections.abc import Callable
@@ -33,18 +34,25 @@ _Arguments = tuple[Any, ...]
 _numbers = itertools.count()
 
 
-def run() -> dict[str, Any]:
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the option: which mode of eager code."""
+    parser.add_argument(
+        "--mode", choices=sorted(MODES), help="only this, and on the GPU alone where there is one"
+    )
+
+
+def run(mode: str | None = None) -> dict[str, Any]:
     """Measure on this machine's GPU, where it has one, and eager code on its CPU, too."""
     torch.set_num_threads(1)
     report: dict[str, Any] = {"benchmark": "eager_cost", **_measure.machine(_measure.device_here())}
-    devices = dict.fromkeys((_measure.device_here(), torch.device("cpu")))
+    first = _measure.device_here()
+    devices = dict.fromkeys((first, torch.device("cpu"))) if mode is None else (first,)
     report["eager"] = [
-        _eager(op, mode, device)
+        _eager(op, each, device)
         for device in devices
         for op in arguments_of(device)
-        for mode in MODES
+        for each in ([mode] if mode else MODES)
     ]
-    first = _measure.device_here()
     report["compiled"] = [_compiled(op, first) for op in arguments_of(first) if op in CHAINED]
     report["load_after"] = _measure.load()
     report["ok"] = all(row["ok"] for row in (*report["eager"], *report["compiled"]))

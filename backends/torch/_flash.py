@@ -7,6 +7,8 @@ hands them no window.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -53,12 +55,16 @@ def _has_flash(x: Tensor) -> bool:
 def forward(
     q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None, window_left: int
 ) -> tuple[Tensor, Tensor]:
-    """Give ``[B, S_q, H, D]`` and the LSE ``[B, S_q, H]``."""
+    """Give ``[B, S_q, H, D]`` and the LSE ``[B, S_q, H]``.
+
+    The kernels leave an infinite LSE where a sum of weights is NaN.
+    """
     out, lse, *_ = _aten._flash_attention_forward(
         *map(_readable, (q, k, v)), None, None, q.shape[1], k.shape[1], 0.0, is_causal, False,
         scale=scale, window_size_left=window_left, window_size_right=-1,
     )  # fmt: skip
-    return out.contiguous(), lse.transpose(1, 2).contiguous()
+    lse = lse.transpose(1, 2).contiguous()
+    return out.contiguous(), lse.masked_fill_(lse == math.inf, math.nan)
 
 
 def backward(

@@ -119,7 +119,11 @@ def _find(tensors: _Tensors, eps: float, scales: Scales) -> Launch | None:
 
 
 def _plan(rows: Rows, crowded: bool, dtype: torch.dtype, group: int) -> _Plan:
-    """Take rows as the norm alone does, so that sums have its bits."""
+    """Take rows as the norm alone does, so that sums have its bits.
+
+    Where there are many rows the weight comes late: measured on an H200 in bfloat16 59.2 us for
+    16384x4096, of which a copy of as many bytes takes 52.1, where 62.6 with the weight first.
+    """
     x, columns = rows.tensors[0], rows.lanes * rows.lane
     itemsize, device, aligned = x.element_size(), x.get_device(), rows.lane > 1
     flags = (largest(dtype), dtype == torch.int8, rows.inner > 0, rows.lane)
@@ -129,6 +133,7 @@ def _plan(rows: Rows, crowded: bool, dtype: torch.dtype, group: int) -> _Plan:
         return _Plan(kernels.looped.variant(looping, walk.threads, device, aligned=aligned), 1)
     block = power_of_two(columns)
     chosen = _norms.config(block, columns, itemsize, crowded, center=False)
-    constants = (*flags, block, chosen.rows, group, chosen.late)
+    late = crowded or chosen.late
+    constants = (*flags, block, chosen.rows, group, late)
     variant = kernels.whole.variant(constants, chosen.threads, device, aligned=aligned)
     return _Plan(variant, chosen.rows)

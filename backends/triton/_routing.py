@@ -13,8 +13,8 @@ from ._rows import power_of_two
 
 __all__ = ["route"]
 
-_TILE = 2048  # logits of a program
-_MOST_THREADS = 256
+_TILE = 128  # logits of a program that takes several rows
+_EACH = 8  # logits of a thread, where a row is longer than a warp's
 
 
 @kernel()
@@ -88,11 +88,16 @@ def route(logits: Tensor, k: int, renormalize: bool) -> tuple[Tensor, Tensor]:
 
 
 def _plan(logits: Tensor, k: int, renormalize: bool) -> _Plan:
+    """A warp takes a row, or several short ones: no choice of a next expert waits for others.
+
+    Measured on an H200: 11.9 us for 4096 rows of 256 experts, 8 chosen, where eight rows and four
+    warps a program took 14.7 (sgl-kernel: 13.7); 8.2 for 128 experts, where those took 9.9.
+    """
     experts = logits.shape[1]
     block = power_of_two(experts)
     tile = INTERPRETED_TILE if INTERPRETED else _TILE
-    rows = max(1, min(tile // block, 16 if not INTERPRETED else 64))
-    threads = 32 if INTERPRETED else min(max(rows * block // 8, 32), _MOST_THREADS)
+    rows = max(1, min(tile // block, 64))
+    threads = 32 if INTERPRETED else min(max(block // _EACH, 32), 256)
     constants = (experts, k, bool(renormalize), block, power_of_two(k), rows)
     variant = _route.variant(constants, threads, logits.get_device(), aligned=False)
     return _Plan(variant, rows)

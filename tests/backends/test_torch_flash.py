@@ -68,7 +68,10 @@ def forward(
     dropout: float, is_causal: bool, debug: bool, *,
     scale: float | None, window_size_left: int, window_size_right: int,
 ) -> tuple[Any, ...]:  # fmt: skip
-    """Tell what the forward kernel gives, rounding where it does; its LSE is ``[B, H, S]``."""
+    """Tell what the forward kernel gives, rounding where it does; its LSE is ``[B, H, S]``.
+
+    It is infinite where weights add up to NaN.
+    """
     assert (bounds_q, bounds_k, dropout, debug) == (None, None, 0.0, False)
     assert (queries, keys) == (q.shape[1], k.shape[1])
     readable(q, k, v)
@@ -79,7 +82,8 @@ def forward(
     out = p.to(q.dtype).float() @ values / p.sum(-1, keepdim=True)
     state = torch.zeros(2, dtype=torch.uint64)
     out = out.to(q.dtype).transpose(1, 2)
-    return out, torch.logsumexp(logits, -1), state, state, torch.empty(0)
+    lse = torch.logsumexp(logits, -1)
+    return out, lse.masked_fill(lse.isnan(), math.inf), state, state, torch.empty(0)
 
 
 def backward(
@@ -207,6 +211,19 @@ def test_other_calls_are_the_references(flash: list[str], change: dict[str, Any]
     assert not flash
     for got, exact in zip(found, wanted, strict=True):
         assert torch.equal(got, exact)
+
+
+def test_nan_is_no_infinity(flash: list[str]) -> None:
+    q, k, v = made(SHAPES[0], torch.float16)
+    with torch.no_grad():
+        q[0, 1, 2, 3] = math.nan
+        out, lse = ops.attention_with_lse(q, k, v, backend="torch")
+    assert flash == ["forward"]
+    poisoned = torch.zeros(lse.shape, dtype=torch.bool)
+    poisoned[0, 1, 2] = True
+    assert torch.equal(lse.isnan(), poisoned)
+    assert torch.equal(out.isnan().all(-1), poisoned)
+    assert bool(lse[~poisoned].isfinite().all())
 
 
 def test_a_gradient_of_the_lse_is_the_formulas(flash: list[str]) -> None:

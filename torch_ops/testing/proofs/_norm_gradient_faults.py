@@ -116,11 +116,6 @@ def _function(form: Form, **changes: Any) -> Callable[..., Any]:
     return pieces.layer if form.center else pieces.rms
 
 
-def _rounds_absent(form: Form) -> Callable[..., Any]:
-    right, wrong = _function(form), _function(form, finish=floored)
-    return lambda x, d, w=None, *rest: (wrong if w is None else right)(x, d, w, *rest)
-
-
 def _other_rows(terms: Tensor) -> Tensor:
     return flip_rows(terms) if terms.dim() > 1 else terms
 
@@ -186,7 +181,8 @@ def _common(form: Form) -> tuple[Mutant, ...]:
                _with_unit(form, lambda one: one + 1)),
         Mutant("absent_weight_is_below_one", ("absent_weight", "bound"),
                _with_unit(form, lambda one: one - 2.0**-7)),
-        Mutant("absent_weight_rounds_down", ("absent_weight", "bound"), _rounds_absent(form)),
+        Mutant("absent_weight_is_above_one", ("absent_weight", "bound"),
+               _with_unit(form, lambda one: one + 2.0**-6)),
         Mutant("row_0_for_all", ("row_permutation", "bound"),
                made(square=fault.after(square, fault.first_row))),
         Mutant("row_before", ("row_permutation", "bound"),
