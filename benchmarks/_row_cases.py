@@ -219,14 +219,14 @@ def _loop_candidates(case: Case) -> Iterator[tuple[str, Patch]]:
             threads = block * item // each
             if block <= case.columns <= 32 * block and 64 <= threads <= 1024:
                 walk = make(block, threads)
-                patch = {"reads_twice": _always(True), "_FEW": 0, "loop": _always(walk)}
+                patch = {"reads_twice": _always(True), "FEW": 0, "loop": _always(walk)}
                 yield f"loop {block} threads {threads}", patch
 
 
 def _split_candidates(case: Case) -> Iterator[tuple[str, Patch]]:
     for piece in (2048, 4096, 8192):
         if case.rows * case.columns // piece <= 4096:
-            yield f"split {piece}", {"_LONGEST": 0, "_FEW": 1 << 40, "_PIECE": piece}
+            yield f"split {piece}", {"_LONGEST": 0, "FEW": 1 << 40, "_PIECE": piece}
 
 
 def _gate_candidates() -> Iterator[tuple[str, Patch]]:

@@ -1,7 +1,8 @@
 """Every kernel of every op proven on this machine's GPU, or on its CPU where it has none.
 
 Several processes at once, one for each kernel, or for each dtype of one that takes long, those
-that take longest first; a crash or a hang is that kernel's verdict and nobody else's. ``--save``
+that take longest first; a crash or a hang is that kernel's verdict and nobody else's. They are
+forks of one that has imported everything. ``--save``
 adds what ran to the table that is saved already, so that runs of parts make a whole. FlashInfer
 compiles attention for minutes: ``python -m benchmarks warm_flashinfer`` does it before.
 """
@@ -11,8 +12,8 @@ from __future__ import annotations
 import argparse
 import datetime as dt
 import json
+import multiprocessing
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -23,6 +24,7 @@ from typing import Any, NamedTuple
 import torch
 
 import torch_ops
+from benchmarks import _proof_job
 from torch_ops.declarations import catalogue
 from torch_ops.platform import Platform
 from torch_ops.selector import static_reasons
@@ -42,13 +44,8 @@ GUESS = 10.0
 LONG = 60.0  # a process that may take longer is split by dtype
 # Inductor compiles each class of calls for seconds: so many of them a dtype.
 COMPILED_CLASSES = 9
-_ONE = """
-import json, sys
-from torch_ops.testing.verify import verify
-op, backend, device, profile, dtypes, classes = json.loads(sys.argv[1])
-result = verify(op, backend, device=device, profile=profile, dtypes=dtypes, max_classes=classes)
-print("RESULT " + json.dumps(result.to_dict(), default=str))
-"""
+_forked = multiprocessing.get_context("forkserver")
+_forked.set_forkserver_preload(["benchmarks._proof_imports"])
 
 
 class Job(NamedTuple):
@@ -113,22 +110,21 @@ def prove(job: Job, device: str, profile: str) -> dict[str, Any]:
     """Verify one kernel in a process of its own."""
     started = time.monotonic()
     classes = COMPILED_CLASSES if job.backend == "inductor" else None
-    call = json.dumps([job.op, job.backend, device, profile, list(job.dtypes), classes])
+    received, sent = _forked.Pipe(duplex=False)
+    arguments = (sent, job.op, job.backend, device, profile, job.dtypes, classes)
+    process = _forked.Process(target=_proof_job.work, args=arguments)
+    process.start()
+    sent.close()
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", _ONE, call],
-            capture_output=True,
-            text=True,
-            timeout=SECONDS,
-            check=False,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},  # as many processes as cores
-        )
-    except subprocess.TimeoutExpired:
-        return _red(job, f"not done in {SECONDS} s")
-    lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
-    if not lines:
-        return _red(job, f"exit code {done.returncode}: {done.stderr[-1500:]}")
-    verdict: dict[str, Any] = json.loads(lines[-1].removeprefix("RESULT "))
+        done = received.recv() if received.poll(SECONDS) else f"not done in {SECONDS} s"
+    except EOFError:
+        process.join()
+        done = f"exit code {process.exitcode}"
+    process.kill()
+    process.join()
+    if isinstance(done, str):
+        return _red(job, done[-1500:])
+    verdict: dict[str, Any] = json.loads(json.dumps(done, default=str))
     seconds = round((time.monotonic() - started) / len(job.dtypes), 1)
     for cell in verdict["cells"]:
         cell.update(seconds=seconds, versions=verdict["versions"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from benchmarks import __main__ as program
-from benchmarks import proof
+from benchmarks import _proof_job, proof
 from torch_ops.declarations import catalogue
 from torch_ops.testing.search import dtypes_of
 
@@ -73,10 +74,21 @@ def test_one_run_tells_of_each_cell_what_it_needs(monkeypatch: pytest.MonkeyPatc
     assert 0 < only["seconds"] < proof.SECONDS
     assert found["ok"]
     assert "silu_and_mul          torch       float32   passed" in proof.table(found)
-    monkeypatch.setattr(proof, "_ONE", "raise SystemExit('broken')")
-    broken = proof.run("dev", ["torch"], ["silu_and_mul"], ["float32"])
-    assert not broken["ok"]
-    assert "broken" in broken["cells"][0]["reason"]
+    for work, reason in ((dies, "exit code 7"), (fails, "it is broken")):
+        monkeypatch.setattr(_proof_job, "work", work)
+        broken = proof.run("dev", ["torch"], ["silu_and_mul"], ["float32"])
+        assert not broken["ok"]
+        assert broken["cells"][0]["reason"] == reason
+
+
+def dies(*_: Any) -> None:
+    """Stand for a process that ends without a word."""
+    os._exit(7)
+
+
+def fails(answer: Any, *_: Any) -> None:
+    """Stand for a process that sends a traceback."""
+    answer.send("it is broken")
 
 
 def test_what_is_not_begun_in_time_is_red() -> None:

@@ -241,6 +241,7 @@ import sys
 from torch_ops.testing.isolation import Isolated, assignment
 from torch_ops.testing.process import Patience, Process
 from torch_ops_hazard.faults import hangs
+Process.forks = sys.argv[3] == "forked"
 process = Process(assignment("silu_and_mul", hangs), Patience())
 ask = {"most": None, "admitted": [], "spec": sys.argv[1], "laws": False}
 process.ask({"do": "opcheck", **ask, "spec": sys.argv[2]})
@@ -249,12 +250,13 @@ process.ask({"do": "example", **ask})
 """
 
 
-def test_nothing_outlives_a_killed_parent(tmp_path: Path) -> None:
+@pytest.mark.parametrize("start", ["forked", "anew"])
+def test_nothing_outlives_a_killed_parent(start: str, tmp_path: Path) -> None:
     """Not even a kernel that hangs: a driver of proofs kills what takes too long."""
     paths = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     specs = [_spec(half).to_json() for half in (SMALLEST, 1)]
     with subprocess.Popen(
-        [sys.executable, "-c", _PARENT, *specs],
+        [sys.executable, "-c", _PARENT, *specs, start],
         stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": paths},
     ) as parent:  # fmt: skip
         assert parent.stdout is not None

@@ -105,20 +105,21 @@ def verify(
     """
     chosen, proof = profile_of(profile), proof_of(op)
     place = torch.device(device)
-    subject = _subject(op, backend, place)
-    contract, wanted = subject.under(catalogue()[op].contract), _dtypes(op, dtypes)
+    wanted = _dtypes(op, dtypes)
     started = time.monotonic()
     isolated = place.type == "cuda" if isolate is None else isolate
     process = Process(assignment(op, backend, place), patience or Patience()) if isolated else None
-
-    def run(dtype: str) -> _Run:
-        limit = None if max_classes is None else ClassLimit(max_classes)
-        examiner = Examiner(subject, proof, contract, place, limit=limit)
-        examine = Isolated(examiner, process) if process else examiner
-        return _Run(subject, proof, dtype, examine, chosen, progress)
-
-    name = "" if process else device_name(place)
     with contextlib.closing(process) if process else contextlib.nullcontext():
+        subject = _subject(op, backend, place)
+        contract = subject.under(catalogue()[op].contract)
+
+        def run(dtype: str) -> _Run:
+            limit = None if max_classes is None else ClassLimit(max_classes)
+            examiner = Examiner(subject, proof, contract, place, limit=limit)
+            examine = Isolated(examiner, process) if process else examiner
+            return _Run(subject, proof, dtype, examine, chosen, progress)
+
+        name = "" if process else device_name(place)
         cells = _cells([run(dtype) for dtype in wanted])
     seconds = time.monotonic() - started
     found = versions(process.device if process else name)
