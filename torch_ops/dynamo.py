@@ -22,6 +22,7 @@ __all__ = [
     "follow",
     "graph_inputs",
     "mark_dynamic",
+    "mark_static_address",
     "may_replay",
     "misplaced",
     "resembling",
@@ -81,6 +82,15 @@ def mark_dynamic(tensor: torch.Tensor, dim: int) -> None:
     """Make a dimension dynamic from the first compile on, without importing Dynamo."""
     marked: set[int] = getattr(tensor, "_dynamo_weak_dynamic_indices", set())
     tensor._dynamo_weak_dynamic_indices = marked | {dim}  # type: ignore[attr-defined]
+
+
+def mark_static_address(tensor: torch.Tensor) -> None:
+    """Let CUDA graphs take an empty tensor as it is, without importing Dynamo.
+
+    They copy their other inputs: with one on the CPU among them not all in one kernel, but one by
+    one. Empty tensors have one address, none.
+    """
+    tensor._dynamo_static_input_type = "unguarded"  # type: ignore[attr-defined]
 
 
 def traced_otherwise() -> bool:

@@ -105,6 +105,7 @@ class AttentionMetadata:
             self._step = torch.empty(shape, device="cpu", dtype=torch.float32)
         for dim in range(3):
             dynamo.mark_dynamic(self._step, dim)
+        dynamo.mark_static_address(self._step)
         _by_id[number] = self
 
     def __getstate__(self) -> dict[str, Any]:

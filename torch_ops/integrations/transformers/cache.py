@@ -34,6 +34,7 @@ class _Fill:
         self.extent = torch.empty(length, 0)
         if not (torch.compiler.is_dynamo_compiling() or dynamo.traced_otherwise()):
             dynamo.mark_dynamic(self.extent, 0)
+            dynamo.mark_static_address(self.extent)
 
 
 class _SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
