@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ._gates import GELU, GELU_TANH, SILU, activated, config, sigmoid
 from ._launch import Variant, device_function, kernel
-from ._rows import lane_of
+from ._rows import lane_of, tile_rows
 
 __all__ = ["GELU", "GELU_TANH", "SILU", "gradient"]
 
@@ -40,16 +40,18 @@ def _gate_gradient(
 ) -> None:  # fmt: skip
     """Write BLOCK columns of both halves of ROWS rows."""
     wide: tl.constexpr = tl.float64 if x.dtype.element_ty == tl.float64 else tl.float32
-    row = (tl.program_id(0) // pieces).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    row = tile_rows(tl.program_id(0) // pieces, ROWS)
     cols = tl.program_id(0) % pieces * BLOCK + tl.arange(0, BLOCK)[None, :]
-    mask = (cols < columns) & (row < rows)
-    at = row * columns * 2 + cols
-    g = tl.load(x + at, mask, other=0.0).to(wide)
-    v = tl.load(x + at + columns, mask, other=0.0).to(wide)
+    mask = cols < columns
+    if ROWS > 1:
+        mask &= row < rows
+    at = row * columns * 2
+    g = tl.load(x + at + cols, mask, other=0.0).to(wide)
+    v = tl.load(x + at + columns + cols, mask, other=0.0).to(wide)
     d = tl.load(grad + row * columns + cols, mask, other=0.0).to(wide)
     dg, dv = d * v * _slope(g, ACTIVATION), d * activated(g, ACTIVATION)
-    tl.store(dx + at, dg.to(dx.dtype.element_ty), mask)
-    tl.store(dx + at + columns, dv.to(dx.dtype.element_ty), mask)
+    tl.store(dx + at + cols, dg.to(dx.dtype.element_ty), mask)
+    tl.store(dx + at + columns + cols, dv.to(dx.dtype.element_ty), mask)
 
 
 _variants: dict[Any, Variant] = {}

@@ -15,7 +15,7 @@ from ._gates import activated, gated
 from ._launch import Launch, Variant, kernel, remember
 from ._quantization import _CROWD, BY_ROW, Scales, config, quantize
 from ._quantization_kernels import shared_codes, store_scales
-from ._rows import Rows, as_rows, lane_of, offset
+from ._rows import Rows, as_rows, lane_of, offset, tile_rows
 
 __all__ = ["gated_quantize"]
 
@@ -29,16 +29,16 @@ def _gate_codes(
     LANE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, GROUP: tl.constexpr,
 ) -> None:  # fmt: skip
     """Take BLOCK columns of ROWS rows."""
-    row = (tl.program_id(0) // pieces).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    row = tile_rows(tl.program_id(0) // pieces, ROWS)
     begin = tl.program_id(0) % pieces * BLOCK
     cols = begin + tl.arange(0, BLOCK)[None, :]
     columns = lanes * LANE
     mask = cols < columns
     if ROWS > 1:
         mask &= row < rows
-    gate = x + offset(row, x_step, x_outer, inner, LANE, NESTED) + cols
-    g = tl.load(gate, mask, other=0.0).to(tl.float32)
-    v = tl.load(gate + columns, mask, other=0.0).to(tl.float32)
+    gate = x + offset(row, x_step, x_outer, inner, LANE, NESTED)
+    g = tl.load(gate + cols, mask, other=0.0).to(tl.float32)
+    v = tl.load(gate + columns + cols, mask, other=0.0).to(tl.float32)
     v = activated(g, ACTIVATION) * v
     v = v.to(x.dtype.element_ty).to(tl.float32)  # what the gate alone would have stored
     v, scale = shared_codes(v, given, LARGEST, INT8, ROWS, BLOCK, GROUP)

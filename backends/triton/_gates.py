@@ -16,7 +16,7 @@ from ._launch import (
     kernel,
     remember,
 )
-from ._rows import Rows, as_rows, lane_of, offset, power_of_two
+from ._rows import Rows, as_rows, lane_of, offset, power_of_two, tile_rows
 
 __all__ = ["GELU", "GELU_TANH", "SILU", "activated", "config", "gated", "sigmoid"]
 
@@ -52,15 +52,15 @@ def _gate(
 ) -> None:  # fmt: skip
     """Write BLOCK columns of ROWS rows."""
     wide: tl.constexpr = tl.float64 if x.dtype.element_ty == tl.float64 else tl.float32
-    row = (tl.program_id(0) // pieces).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    row = tile_rows(tl.program_id(0) // pieces, ROWS)
     cols = tl.program_id(0) % pieces * BLOCK + tl.arange(0, BLOCK)[None, :]
     columns = lanes * LANE
     mask = cols < columns
     if ROWS > 1:
         mask &= row < rows
-    gate = x + offset(row, x_step, x_outer, inner, LANE, NESTED) + cols
-    g = tl.load(gate, mask, other=0.0).to(wide)
-    v = tl.load(gate + columns, mask, other=0.0).to(wide)
+    gate = x + offset(row, x_step, x_outer, inner, LANE, NESTED)
+    g = tl.load(gate + cols, mask, other=0.0).to(wide)
+    v = tl.load(gate + columns + cols, mask, other=0.0).to(wide)
     result = (activated(g, ACTIVATION) * v).to(y.dtype.element_ty)
     tl.store(y + row * lanes * LANE + cols, result, mask)
 

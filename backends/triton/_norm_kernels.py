@@ -9,16 +9,16 @@ from __future__ import annotations
 import triton.language as tl
 
 from ._launch import device_function, kernel
-from ._rows import offset
+from ._rows import offset, tile_rows
 
 __all__ = ["apply", "inverse_root", "looped", "stats", "whole"]
 
 
 @device_function
-def _add(v: tl.tensor, r: tl.tensor, at: tl.tensor, mask: tl.tensor) -> tl.tensor:
+def _add(v: tl.tensor, r: tl.tensor, mask: tl.tensor) -> tl.tensor:
     """Add the residual and round as it will be stored: the norm is that of the rounded sum."""
     wide = v.dtype
-    return (v + tl.load(r + at, mask, other=0.0).to(wide)).to(r.dtype.element_ty).to(wide)
+    return (v + tl.load(r, mask, other=0.0).to(wide)).to(r.dtype.element_ty).to(wide)
 
 
 @device_function
@@ -68,22 +68,22 @@ def whole(
     wide: tl.constexpr = tl.float64 if x.dtype.element_ty == tl.float64 else tl.float32
     columns = lanes * LANE
     count = columns.to(wide)
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    row = tile_rows(tl.program_id(0), ROWS)
     cols = tl.arange(0, BLOCK)[None, :]
     inside = cols < columns
     mask = inside
     if ROWS > 1:
         mask = inside & (row < rows)
-    x_at = offset(row, x_step, x_outer, inner, LANE, NESTED) + cols
-    target = row * lanes * LANE + cols
-    v = tl.load(x + x_at, mask, other=0.0).to(wide)
+    x_at = offset(row, x_step, x_outer, inner, LANE, NESTED)
+    target = row * lanes * LANE
+    v = tl.load(x + x_at + cols, mask, other=0.0).to(wide)
     if not LATE:
         gain = None if w is None else _vector(w, cols, inside)
         shift = None if b is None else _vector(b, cols, inside)
     if r is not None:
-        r_at = offset(row, r_step, r_outer, inner, LANE, NESTED) + cols
-        v = _add(v, r, r_at, mask)
-        tl.store(s + (r_at if IN_PLACE else target), v.to(s.dtype.element_ty), mask)
+        r_at = offset(row, r_step, r_outer, inner, LANE, NESTED)
+        v = _add(v, r + r_at + cols, mask)
+        tl.store(s + (r_at if IN_PLACE else target) + cols, v.to(s.dtype.element_ty), mask)
     if CENTER:
         v = tl.where(mask, v - tl.sum(v, 1, keep_dims=True) / count, 0.0)
     mean_square = tl.sum(v * v, 1, keep_dims=True) / count
@@ -92,7 +92,7 @@ def whole(
         gain = None if w is None else _vector(w, cols, inside)
         shift = None if b is None else _vector(b, cols, inside)
     v = _scaled(v, gain, shift, ONE_PLUS)
-    tl.store(y + (x_at if IN_PLACE else target), v.to(y.dtype.element_ty), mask)
+    tl.store(y + (x_at if IN_PLACE else target) + cols, v.to(y.dtype.element_ty), mask)
 
 
 @kernel()
@@ -122,7 +122,7 @@ def looped(
         mask = begin + place < columns
         v = _piece(x_row + begin + place, mask, EVEN, "evict_last").to(wide)
         if r is not None:
-            v = _add(v, r, r_at + begin + place, mask)
+            v = _add(v, r + r_at + begin + place, mask)
             tl.store(s + s_at + begin + place, v.to(s.dtype.element_ty), mask)
         if CENTER:  # a mean and a sum of squares about it for each place of a piece
             away = tl.where(mask, v - means, 0.0)
@@ -170,7 +170,7 @@ def stats(
     v = v.to(wide)
     if r is not None:
         r_at = offset(row, r_step, r_outer, inner, LANE, NESTED)
-        v = _add(v, r, r_at + cols, mask)
+        v = _add(v, r + r_at + cols, mask)
         s_at = r_at if IN_PLACE else row * lanes * LANE
         tl.store(s + s_at + cols, v.to(s.dtype.element_ty), mask)
     target = partial + tl.program_id(0).to(tl.int64) * 2

@@ -10,7 +10,7 @@ import triton.language as tl
 from ._launch import device_function, kernel
 from ._norm_kernels import _add, _piece, _vector
 from ._quantization_kernels import codes, scale_of, shared_codes, store_scales
-from ._rows import offset
+from ._rows import offset, tile_rows
 
 __all__ = ["looped", "whole"]
 
@@ -26,20 +26,21 @@ def whole(
 ) -> None:  # fmt: skip
     """Take ROWS rows, each read once; the weight with them, or LATE as in the norm alone."""
     columns = lanes * LANE
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    row = tile_rows(tl.program_id(0), ROWS)
     cols = tl.arange(0, BLOCK)[None, :]
     inside = cols < columns
     mask = inside
     if ROWS > 1:
         mask = inside & (row < rows)
-    x_at = offset(row, x_step, x_outer, inner, LANE, NESTED) + cols
-    target = row * lanes * LANE + cols
-    v = tl.load(x + x_at, mask, other=0.0).to(tl.float32)
+    target = row * lanes * LANE
+    v = tl.load(x + offset(row, x_step, x_outer, inner, LANE, NESTED) + cols, mask, other=0.0).to(
+        tl.float32
+    )
     if not LATE:
         gain = _vector(w, cols, inside)
     if r is not None:
-        v = _add(v, r, offset(row, r_step, r_outer, inner, LANE, NESTED) + cols, mask)
-        tl.store(total + target, v.to(total.dtype.element_ty), mask)
+        v = _add(v, r + offset(row, r_step, r_outer, inner, LANE, NESTED) + cols, mask)
+        tl.store(total + target + cols, v.to(total.dtype.element_ty), mask)
     mean_square = tl.sum(v * v, 1, keep_dims=True) / columns.to(tl.float32)
     v *= tl.rsqrt(mean_square + tl.full([1, 1], eps, tl.float32))
     if LATE:
@@ -47,7 +48,7 @@ def whole(
     v *= gain.to(tl.float32)
     v = v.to(x.dtype.element_ty).to(tl.float32)  # what the norm alone would have stored
     v, scale = shared_codes(v, given, LARGEST, INT8, ROWS, BLOCK, GROUP)
-    tl.store(q + target, v.to(q.dtype.element_ty), mask)
+    tl.store(q + target + cols, v.to(q.dtype.element_ty), mask)
     store_scales(s, scale, given, row, rows, 0, columns, BLOCK, GROUP)
 
 
@@ -82,14 +83,14 @@ def looped(
         v = _piece(v_row + begin + place, mask, EVEN, "evict_last").to(tl.float32)
         if r is not None:
             r_at = offset(row, r_step, r_outer, inner, LANE, NESTED)
-            v = _add(v, r, r_at + begin + place, mask)
+            v = _add(v, r + r_at + begin + place, mask)
             tl.store(total + target + begin + place, v.to(total.dtype.element_ty), mask)
         squares = tl.fma(v, v, squares)
     if r is not None:
         v_row = total + target
     mean_square = tl.sum(squares) / columns.to(tl.float32)
     inverse = tl.rsqrt(mean_square + tl.full([1, 1], eps, tl.float32))
-    place, rows_at = tl.arange(0, BLOCK)[None, :], row + tl.arange(0, 1)[:, None]
+    place = tl.arange(0, BLOCK)[None, :]
     scale = tl.full([1, 1], 1.0, tl.float32)
     if given is not None:
         scale = tl.load(given + tl.arange(0, 1)[:, None])
@@ -106,9 +107,9 @@ def looped(
         v = _normalized(v_row, w, cols, cols < columns, inverse, EVEN, "evict_first")
         if GROUP:
             v, found = shared_codes(v, None, LARGEST, INT8, 1, BLOCK, GROUP)
-            store_scales(s, found, None, rows_at, rows, begin, columns, BLOCK, GROUP)
+            store_scales(s, found, None, row, rows, begin, columns, BLOCK, GROUP)
         else:
             v = codes(v, each, LARGEST, INT8)
         tl.store(q + target + cols, v.to(q.dtype.element_ty), cols < columns)
     if GROUP == 0:
-        store_scales(s, scale, given, rows_at, rows, 0, columns, BLOCK, 0)
+        store_scales(s, scale, given, row, rows, 0, columns, BLOCK, 0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton.language as tl
 
 from ._launch import device_function, kernel
-from ._rows import offset
+from ._rows import offset, tile_rows
 
 __all__ = [
     "codes", "encoded", "looped", "scale_of", "shared_codes", "sizes", "store_scales", "whole",
@@ -61,14 +61,14 @@ def store_scales(
     begin: tl.tensor, columns: tl.tensor, BLOCK: tl.constexpr, GROUP: tl.constexpr,
 ) -> None:  # fmt: skip
     """Store what `shared_codes` gives of columns from `begin` on; a given one once."""
+    one = tl.arange(0, 1)[:, None]
     if given is not None:
-        one = tl.arange(0, 1)[:, None]
         tl.store(s + one, scale, tl.program_id(0) + one == 0)
     elif GROUP:
         group, groups = begin // GROUP + tl.arange(0, BLOCK // GROUP)[None, :], columns // GROUP
-        tl.store(s + row * groups + group, scale, (row < rows) & (group < groups))
+        tl.store(s + row * groups + group, scale, (row + one < rows) & (group < groups))
     else:
-        tl.store(s + row, scale, row < rows)
+        tl.store(s + row + one, scale, row + one < rows)
 
 
 @kernel()
@@ -79,17 +79,18 @@ def whole(
     LANE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ) -> None:  # fmt: skip
     """Quantize ROWS rows, each read once."""
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    row = tile_rows(tl.program_id(0), ROWS)
     cols = tl.arange(0, BLOCK)[None, :]
     mask = cols < lanes * LANE
     if ROWS > 1:
         mask &= row < rows
-    x_at = offset(row, x_step, x_outer, inner, LANE, NESTED) + cols
-    v = tl.load(x + x_at, mask, other=0.0).to(tl.float32)
+    x_row = x + offset(row, x_step, x_outer, inner, LANE, NESTED)
+    v = tl.load(x_row + cols, mask, other=0.0).to(tl.float32)
     scale = scale_of(tl.max(tl.abs(v), 1, keep_dims=True), LARGEST)
     v = codes(v, tl.div_rn(1.0, scale), LARGEST, INT8)
     tl.store(q + row * lanes * LANE + cols, v.to(q.dtype.element_ty), mask)
-    tl.store(s + row, scale, row < rows)
+    one = row + tl.arange(0, 1)[:, None]
+    tl.store(s + one, scale, one < rows)
 
 
 @kernel()

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ._launch import device_function
 
-__all__ = ["Rows", "as_rows", "as_vector", "lane_of", "offset", "power_of_two"]
+__all__ = ["Rows", "as_rows", "as_vector", "lane_of", "offset", "power_of_two", "tile_rows"]
 
 _BYTES = 16
 
@@ -54,6 +54,17 @@ def offset(
     if NESTED:
         start = row // inner * outer + row % inner * step
     return start * LANE
+
+
+@device_function
+def tile_rows(tile: tl.tensor, ROWS: tl.constexpr) -> tl.tensor:
+    """Give the rows of a tile; one is a scalar, so that its elements need no addresses of 64 bits.
+
+    Measured on an H200: 161 us instead of 197 for silu_and_mul_quant_fp8 of 16384x8192, of which a
+    copy of as many bytes takes 161.
+    """
+    first = tile.to(tl.int64) * ROWS
+    return first if ROWS == 1 else first + tl.arange(0, ROWS)[:, None]
 
 
 def power_of_two(number: int) -> int:
