@@ -11,6 +11,7 @@ from torch import Tensor
 from torch_ops.declarations._quantization import largest
 
 from . import _gates
+from ._arithmetic import rounded
 from ._gates import activated, gated
 from ._launch import Launch, Variant, kernel, remember
 from ._quantization import _CROWD, BY_ROW, Scales, config, quantize
@@ -40,7 +41,7 @@ def _gate_codes(
     g = tl.load(gate + cols, mask, other=0.0).to(tl.float32)
     v = tl.load(gate + columns + cols, mask, other=0.0).to(tl.float32)
     v = activated(g, ACTIVATION) * v
-    v = v.to(x.dtype.element_ty).to(tl.float32)  # what the gate alone would have stored
+    v = rounded(v, x)  # what the gate alone would have stored
     v, scale = shared_codes(v, given, LARGEST, INT8, ROWS, BLOCK, GROUP)
     tl.store(q + row * lanes * LANE + cols, v.to(q.dtype.element_ty), mask)
     store_scales(s, scale, given, row, rows, begin, columns, BLOCK, GROUP)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import triton.language as tl
 from torch import Tensor
 
+from ._arithmetic import reciprocal
 from ._launch import (
     INTERPRETED,
     INTERPRETED_TILE,
@@ -27,7 +28,7 @@ SILU, GELU, GELU_TANH = 0, 1, 2
 def sigmoid(x: tl.tensor) -> tl.tensor:
     """Neither overflow nor cancellation: the exponential is of ``-|x|``."""
     falling = tl.exp(-tl.abs(x))
-    return tl.where(x >= 0, 1.0, falling) / (1.0 + falling)
+    return tl.where(x >= 0, 1.0, falling) * reciprocal(1.0 + falling)
 
 
 @device_function

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import triton.language as tl
 
+from ._arithmetic import rounded
 from ._launch import device_function, kernel
 from ._norm_kernels import _add, _piece, _vector
 from ._quantization_kernels import codes, scale_of, shared_codes, store_scales
@@ -46,7 +47,7 @@ def whole(
     if LATE:
         gain = _vector(w, cols, inside)
     v *= gain.to(tl.float32)
-    v = v.to(x.dtype.element_ty).to(tl.float32)  # what the norm alone would have stored
+    v = rounded(v, x)  # what the norm alone would have stored
     v, scale = shared_codes(v, given, LARGEST, INT8, ROWS, BLOCK, GROUP)
     tl.store(q + target + cols, v.to(q.dtype.element_ty), mask)
     store_scales(s, scale, given, row, rows, 0, columns, BLOCK, GROUP)
@@ -60,7 +61,7 @@ def _normalized(
     """Give a piece of a normalized row as the norm alone would have stored it."""
     v = _piece(x + cols, mask, EVEN, KEEP).to(tl.float32) * inverse
     v *= _piece(w + cols, mask, EVEN, "evict_last").to(tl.float32)
-    return v.to(x.dtype.element_ty).to(tl.float32)
+    return rounded(v, x)
 
 
 @kernel(unaligned=("given",))

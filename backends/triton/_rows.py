@@ -58,11 +58,7 @@ def offset(
 
 @device_function
 def tile_rows(tile: tl.tensor, ROWS: tl.constexpr) -> tl.tensor:
-    """Give the rows of a tile; one is a scalar, so that its elements need no addresses of 64 bits.
-
-    Measured on an H200: 161 us instead of 197 for silu_and_mul_quant_fp8 of 16384x8192, of which a
-    copy of as many bytes takes 161.
-    """
+    """Give the rows of a tile: one as a scalar, so that elements need no addresses of 64 bits."""
     first = tile.to(tl.int64) * ROWS
     return first if ROWS == 1 else first + tl.arange(0, ROWS)[:, None]
 

@@ -11,6 +11,7 @@ import importlib
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -190,6 +191,7 @@ def compiled(launch: Launch, target: str) -> Any:
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
+    from triton.runtime import driver
 
     signature: dict[str, str] = {}
     constants: dict[str, Any] = {}
@@ -207,7 +209,9 @@ def compiled(launch: Launch, target: str) -> Any:
     source = ASTSource(launch.variant._function, signature, constants, attributes)
     kind, arch, warp = TARGETS[target]
     options = {"num_warps": max(1, launch.variant.threads // warp), **launch.variant._options}
-    return triton.compile(source, target=GPUTarget(kind, arch, warp), options=options)
+    there = GPUTarget(kind, arch, warp)
+    driver.set_active(SimpleNamespace(get_current_target=lambda: there))  # kernels ask for it
+    return triton.compile(source, target=there, options=options)
 
 
 def checks(*, every: bool = False) -> list[str]:
