@@ -160,7 +160,7 @@ def run(
         for op, backend in usable
         if (backends is None or backend in backends) and (ops is None or op in ops)
     ]
-    workers = max(1, (os.cpu_count() or 2) - 2)
+    workers = os.cpu_count() or 2
 
     def one(job: Job) -> dict[str, Any]:
         if time.monotonic() - started > seconds:
