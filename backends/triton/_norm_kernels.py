@@ -15,10 +15,10 @@ __all__ = ["apply", "inverse_root", "looped", "stats", "whole"]
 
 
 @device_function
-def _add(v: tl.tensor, r: tl.tensor, mask: tl.tensor) -> tl.tensor:
+def _add(v: tl.tensor, r: tl.tensor, mask: tl.tensor, EVEN: tl.constexpr) -> tl.tensor:
     """Add the residual and round as it will be stored: the norm is that of the rounded sum."""
     wide = v.dtype
-    return (v + tl.load(r, mask, other=0.0).to(wide)).to(r.dtype.element_ty).to(wide)
+    return (v + _piece(r, mask, EVEN, "").to(wide)).to(r.dtype.element_ty).to(wide)
 
 
 @device_function
@@ -36,8 +36,17 @@ def _piece(at: tl.tensor, mask: tl.tensor, EVEN: tl.constexpr, KEEP: tl.constexp
 
 
 @device_function
-def _vector(w: tl.tensor, cols: tl.tensor, mask: tl.tensor) -> tl.tensor:
-    return tl.load(w + cols, mask, other=0.0)
+def _put(at: tl.tensor, v: tl.tensor, mask: tl.tensor, EVEN: tl.constexpr) -> None:
+    """Store what `_piece` loads the like of."""
+    if EVEN:
+        tl.store(at, v.to(at.dtype.element_ty))
+    else:
+        tl.store(at, v.to(at.dtype.element_ty), mask)
+
+
+@device_function
+def _vector(w: tl.tensor, cols: tl.tensor, mask: tl.tensor, EVEN: tl.constexpr) -> tl.tensor:
+    return _piece(w + cols, mask, EVEN, "")
 
 
 @device_function
@@ -60,8 +69,9 @@ def whole(
     r_step: tl.int64, r_outer: tl.int64, inner: tl.int64, eps: tl.float64,
     CENTER: tl.constexpr, ONE_PLUS: tl.constexpr, IN_PLACE: tl.constexpr, NESTED: tl.constexpr,
     LANE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, LATE: tl.constexpr,
+    EVEN: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Normalize ROWS rows, each read once.
+    """Normalize ROWS rows, each read once; they are EVEN where one row fills the tile.
 
     Weight and bias are loaded with the rows, or LATE, so that fewer registers hold more rows.
     """
@@ -76,23 +86,23 @@ def whole(
         mask = inside & (row < rows)
     x_at = offset(row, x_step, x_outer, inner, LANE, NESTED)
     target = row * lanes * LANE
-    v = tl.load(x + x_at + cols, mask, other=0.0).to(wide)
+    v = _piece(x + x_at + cols, mask, EVEN, "").to(wide)
     if not LATE:
-        gain = None if w is None else _vector(w, cols, inside)
-        shift = None if b is None else _vector(b, cols, inside)
+        gain = None if w is None else _vector(w, cols, inside, EVEN)
+        shift = None if b is None else _vector(b, cols, inside, EVEN)
     if r is not None:
         r_at = offset(row, r_step, r_outer, inner, LANE, NESTED)
-        v = _add(v, r + r_at + cols, mask)
-        tl.store(s + (r_at if IN_PLACE else target) + cols, v.to(s.dtype.element_ty), mask)
+        v = _add(v, r + r_at + cols, mask, EVEN)
+        _put(s + (r_at if IN_PLACE else target) + cols, v, mask, EVEN)
     if CENTER:
         v = tl.where(mask, v - tl.sum(v, 1, keep_dims=True) / count, 0.0)
     mean_square = tl.sum(v * v, 1, keep_dims=True) / count
     v *= inverse_root(mean_square + tl.full([1, 1], eps, wide))
     if LATE:
-        gain = None if w is None else _vector(w, cols, inside)
-        shift = None if b is None else _vector(b, cols, inside)
+        gain = None if w is None else _vector(w, cols, inside, EVEN)
+        shift = None if b is None else _vector(b, cols, inside, EVEN)
     v = _scaled(v, gain, shift, ONE_PLUS)
-    tl.store(y + (x_at if IN_PLACE else target) + cols, v.to(y.dtype.element_ty), mask)
+    _put(y + (x_at if IN_PLACE else target) + cols, v, mask, EVEN)
 
 
 @kernel()
@@ -122,7 +132,7 @@ def looped(
         mask = begin + place < columns
         v = _piece(x_row + begin + place, mask, EVEN, "evict_last").to(wide)
         if r is not None:
-            v = _add(v, r + r_at + begin + place, mask)
+            v = _add(v, r + r_at + begin + place, mask, EVEN)
             tl.store(s + s_at + begin + place, v.to(s.dtype.element_ty), mask)
         if CENTER:  # a mean and a sum of squares about it for each place of a piece
             away = tl.where(mask, v - means, 0.0)
@@ -170,7 +180,7 @@ def stats(
     v = v.to(wide)
     if r is not None:
         r_at = offset(row, r_step, r_outer, inner, LANE, NESTED)
-        v = _add(v, r + r_at + cols, mask)
+        v = _add(v, r + r_at + cols, mask, False)
         s_at = r_at if IN_PLACE else row * lanes * LANE
         tl.store(s + s_at + cols, v.to(s.dtype.element_ty), mask)
     target = partial + tl.program_id(0).to(tl.int64) * 2
@@ -211,8 +221,8 @@ def apply(
         squares += tl.where(piece < pieces, size * (means - mean) * (means - mean), 0.0)
         x -= mean
     x *= inverse_root(tl.sum(squares) / count + added)
-    gain = None if w is None else _vector(w, cols, mask)
-    shift = None if b is None else _vector(b, cols, mask)
+    gain = None if w is None else _vector(w, cols, mask, False)
+    shift = None if b is None else _vector(b, cols, mask, False)
     x = _scaled(x, gain, shift, ONE_PLUS)
     y_at = offset(row, y_step, y_outer, inner, LANE, NESTED)
     tl.store(y + y_at + cols, x.to(y.dtype.element_ty), mask)

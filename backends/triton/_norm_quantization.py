@@ -134,6 +134,6 @@ def _plan(rows: Rows, crowded: bool, dtype: torch.dtype, group: int) -> _Plan:
     block = power_of_two(columns)
     chosen = _norms.config(block, columns, itemsize, crowded, center=False)
     late = crowded or chosen.late
-    constants = (*flags, block, chosen.rows, group, late)
+    constants = (*flags, block, chosen.rows, group, late, chosen.rows == 1 and block == columns)
     variant = kernels.whole.variant(constants, chosen.threads, device, aligned=aligned)
     return _Plan(variant, chosen.rows)

@@ -9,7 +9,7 @@ import triton.language as tl
 
 from ._arithmetic import rounded
 from ._launch import device_function, kernel
-from ._norm_kernels import _add, _piece, _vector
+from ._norm_kernels import _add, _piece, _put, _vector
 from ._quantization_kernels import codes, scale_of, shared_codes, store_scales
 from ._rows import offset, tile_rows
 
@@ -23,9 +23,9 @@ def whole(
     r_step: tl.int64, r_outer: tl.int64, inner: tl.int64, eps: tl.float64,
     LARGEST: tl.constexpr, INT8: tl.constexpr, NESTED: tl.constexpr,
     LANE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, GROUP: tl.constexpr,
-    LATE: tl.constexpr,
+    LATE: tl.constexpr, EVEN: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Take ROWS rows, each read once; the weight with them, or LATE as in the norm alone."""
+    """Take ROWS rows, each read once, EVEN ones and LATE weights as in the norm alone."""
     columns = lanes * LANE
     row = tile_rows(tl.program_id(0), ROWS)
     cols = tl.arange(0, BLOCK)[None, :]
@@ -34,22 +34,21 @@ def whole(
     if ROWS > 1:
         mask = inside & (row < rows)
     target = row * lanes * LANE
-    v = tl.load(x + offset(row, x_step, x_outer, inner, LANE, NESTED) + cols, mask, other=0.0).to(
-        tl.float32
-    )
+    x_row = x + offset(row, x_step, x_outer, inner, LANE, NESTED)
+    v = _piece(x_row + cols, mask, EVEN, "").to(tl.float32)
     if not LATE:
-        gain = _vector(w, cols, inside)
+        gain = _vector(w, cols, inside, EVEN)
     if r is not None:
-        v = _add(v, r + offset(row, r_step, r_outer, inner, LANE, NESTED) + cols, mask)
-        tl.store(total + target + cols, v.to(total.dtype.element_ty), mask)
+        v = _add(v, r + offset(row, r_step, r_outer, inner, LANE, NESTED) + cols, mask, EVEN)
+        _put(total + target + cols, v, mask, EVEN)
     mean_square = tl.sum(v * v, 1, keep_dims=True) / columns.to(tl.float32)
     v *= tl.rsqrt(mean_square + tl.full([1, 1], eps, tl.float32))
     if LATE:
-        gain = _vector(w, cols, inside)
+        gain = _vector(w, cols, inside, EVEN)
     v *= gain.to(tl.float32)
     v = rounded(v, x)  # what the norm alone would have stored
     v, scale = shared_codes(v, given, LARGEST, INT8, ROWS, BLOCK, GROUP)
-    tl.store(q + target + cols, v.to(q.dtype.element_ty), mask)
+    _put(q + target + cols, v, mask, EVEN)
     store_scales(s, scale, given, row, rows, 0, columns, BLOCK, GROUP)
 
 
@@ -84,7 +83,7 @@ def looped(
         v = _piece(v_row + begin + place, mask, EVEN, "evict_last").to(tl.float32)
         if r is not None:
             r_at = offset(row, r_step, r_outer, inner, LANE, NESTED)
-            v = _add(v, r + r_at + begin + place, mask)
+            v = _add(v, r + r_at + begin + place, mask, EVEN)
             tl.store(total + target + begin + place, v.to(total.dtype.element_ty), mask)
         squares = tl.fma(v, v, squares)
     if r is not None:

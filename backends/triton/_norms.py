@@ -267,7 +267,7 @@ def _choose(rows: Rows, style: Style) -> Callable[[Rows], _Launch]:
     if not reads_twice(columns, itemsize, crowded, style.center):
         block = power_of_two(columns)
         chosen = config(block, columns, itemsize, crowded, style.center)
-        constants = (*flags, block, chosen.rows, chosen.late)
+        constants = (*flags, block, chosen.rows, chosen.late, chosen.rows == 1 and block == columns)
         variant = kernels.whole.variant(constants, chosen.threads, device, aligned=aligned)
         return functools.partial(_whole_rows, variant, chosen.rows)
     if rows.total <= FEW:
