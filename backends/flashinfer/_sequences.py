@@ -133,6 +133,7 @@ def attend(call: Call, q: Tensor, k: Tensor, v: Tensor, table: Table) -> tuple[T
     if not (q.numel() and k.numel() and batch and listed):
         return out, lse
     refuse_capture(call.op, "let an Attention layer plan its metadata before the capture, or take")
+    q, k, v = map(_usual, (q, k, v))
     lengths = read(table, k.shape[1] if k.dim() == 4 else 0)
     rows = _seeing(lengths, call.is_causal)
     counts = [len(each) for each in rows]
@@ -147,6 +148,19 @@ def attend(call: Call, q: Tensor, k: Tensor, v: Tensor, table: Table) -> tuple[T
     if lse is not None and found_lse is not None:
         lse[chosen] = found_lse
     return out, lse
+
+
+def _usual(x: Tensor) -> Tensor:
+    """Give axes of one element the strides of a contiguous tensor: FlashInfer uses them all.
+
+    FA3 describes tensors to the GPU by them, which takes none that is odd, and caches of pages have
+    to agree in them.
+    """
+    steps = list(x.stride())
+    for axis in reversed(range(x.dim() - 1)):
+        if x.shape[axis] == 1:
+            steps[axis] = steps[axis + 1] * x.shape[axis + 1]
+    return x.as_strided(x.shape, steps)
 
 
 def refuse_capture(op: str, what: str) -> None:

@@ -32,13 +32,14 @@ def rounded(v: tl.tensor, like: tl.tensor) -> tl.tensor:
     becomes of a conversion there and back.
     """
     narrow: tl.constexpr = like.dtype.element_ty
-    if narrow == tl.bfloat16 and tl.target_info.is_cuda():
+    pairs: tl.constexpr = v.numel > 1 and tl.target_info.is_cuda()
+    if narrow == tl.bfloat16 and pairs:
         found = tl.inline_asm_elementwise(
             "{.reg .b32 both; cvt.rn.bf16x2.f32 both, $3, $2;"
             "shl.b32 $0, both, 16; and.b32 $1, both, 0xffff0000;}",
             "=r,=r,r,r", [v], tl.float32, is_pure=True, pack=2,
         )  # fmt: skip
-    elif narrow == tl.float16 and tl.target_info.is_cuda():
+    elif narrow == tl.float16 and pairs:
         found = tl.inline_asm_elementwise(
             "{.reg .b32 both; .reg .f16 low, high; cvt.rn.f16x2.f32 both, $3, $2;"
             "mov.b32 {low, high}, both; cvt.f32.f16 $0, low; cvt.f32.f16 $1, high;}",

@@ -347,6 +347,8 @@ class Wrapper:
 
     def run(self, q: Tensor, k: Tensor, v: Tensor, *, return_lse: bool) -> Any:
         assert (q.shape[1], k.shape[1], q.shape[2]) == self.heads
+        for x in (q, k, v):  # those of axes of one element, too
+            assert all(step and step % 8 == 0 for step in x.stride()[:2])
         starts = self.bounds[1]
         keys = [slice(*pair) for pair in itertools.pairwise(starts)]
         return self._attend(q, [(k[rows], v[rows]) for rows in keys], return_lse)

@@ -147,6 +147,8 @@ def _quantized(kind: torch.dtype, codes: torch.dtype) -> None:
     gates = importlib.import_module(f"{BACKEND}._gate_quantization")
     gates.gated_quantize(many[:, :66], 0, codes, given)
     gates.gated_quantize(many, 0, codes)
+    fused.normalize_quantize(many[:1, :1], many[0, :1], 1e-6, codes)  # of one number
+    gates.gated_quantize(many[:1, :2], 0, codes)
     if kind == torch.bfloat16:
         groups = quantize.Scales(group=128)
         fused.add_normalize_quantize(many, many, many[0], 1e-6, codes, groups)

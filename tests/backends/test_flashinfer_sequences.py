@@ -101,3 +101,18 @@ def test_takes_heads_first_and_interleaved_caches(flashinfer: Model) -> None:
     for each in (caches, first):
         assert examples.refusal("paged_prefill", "flashinfer", *paged(**each).values()) is None
     assert torch.equal(run(paged(**caches)), run(paged(**first)))
+
+
+def test_axes_of_one_element_have_the_usual_strides(flashinfer: Model) -> None:
+    """FlashInfer reads them, too: FA3 fails by odd ones, and caches have to agree."""
+    caches = {n: paged()[n][:1, :, :1].contiguous() for n in ("k_cache", "v_cache")}
+    odd = caches["v_cache"].clone().as_strided((1, 4, 1, 64), (1, 64, 3, 1))
+    table = {"kv_indptr": torch.tensor([0, 1]).int(), "kv_indices": torch.zeros(1).int()}
+    table |= {"qo_indptr": torch.tensor([0, 3]).int(), "kv_last_page_len": torch.tensor([4]).int()}
+    args = paged(q=paged()["q"][:3, :1], **caches, **table)
+    assert torch.equal(run({**args, "v_cache": odd}), run({**args, "v_cache": odd.contiguous()}))
+    packed = {"q": args["q"].clone().as_strided((3, 1, 64), (64, 1, 1)), "k": odd[0], "v": odd[0]}
+    bounds = {"qo_indptr": table["qo_indptr"], "kv_indptr": torch.tensor([0, 4]).int()}
+    numbers = {"max_qo_len": 3, "max_kv_len": 4, "is_causal": True, "scale": None}
+    numbers |= {"window_left": -1, "logits_soft_cap": 0.0}
+    assert run({**packed, **bounds, **numbers}, "varlen_attention").any(-1).all()

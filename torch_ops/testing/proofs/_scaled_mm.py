@@ -59,7 +59,11 @@ NAMED = (
     (4096, 4096, 4096), (8192, 8192, 8192), (16, 128, 256), (33, 576, 128), (1, 256, 256),
     (5, 128, 384), (64, 192, 512), (130, 64, 512), (17, 40, 1024), (3, 16, 16),
 )  # fmt: skip
-NAMED_OF_TENSORS = ((16, 128, 256), (33, 576, 128))  # those that have one scale a matrix as well
+# Those that have one scale a matrix as well, and no more, as some libraries take them.
+NAMED_OF_TENSORS = (
+    (16, 128, 256), (33, 576, 128), (1, 256, 256), (5, 128, 384), (64, 192, 512), (130, 64, 512),
+    (3, 16, 16),
+)  # fmt: skip
 
 
 def shapes(spec: Spec) -> Shapes:

@@ -12,6 +12,7 @@ OP = "paged_prefill"
 NAMED = (
     ("llama3-8b", 4, 512, 2048), ("llama3-8b", 3, 5, 21), ("smollm2-135m", 2, 17, 33),
     ("gemma2-2b", 2, 3, 17), ("mistral-7b", 1, 2048, 8192),
+    ("llama3-8b", 2, 9, 40), ("smollm2-135m", 3, 4, 8), ("mistral-7b", 2, 3, 30),
 )  # fmt: skip
 
 proof = Proof(
