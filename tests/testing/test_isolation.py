@@ -74,7 +74,7 @@ def _isolated(
             "the GPU's context was lost: supports() accepted the call: "
             "AcceleratorError: CUDA error: an illegal memory access",
         ),
-        ("writes_past_its_input", "x: an input changed (2 bytes)"),
+        ("writes_past_its_input", "x: an input changed (2 bytes, 2 of them outside its elements)"),
     ],
 )
 def test_a_fault_is_shrunk(fault: str, detail: str) -> None:
