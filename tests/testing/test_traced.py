@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import shlex
 import sys
 import types
 from collections.abc import Callable
@@ -118,4 +119,9 @@ def test_a_verification_runs_every_check(
     monkeypatch.setattr(traced, check, broken)
     result = verify(OP, "torch", dtypes=("float16",))
     assert [f.phase for f in result.failures] == phases
+    for failure in result.failures:
+        shell, option, code = shlex.split(failure.again)
+        assert (shell, option) == ("python", "-c")
+        with pytest.raises(ViolationError, match="planted"):
+            exec(code, {})
     assert result.failures[0].spec
