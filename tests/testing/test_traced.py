@@ -18,6 +18,8 @@ import torch_ops
 from torch_ops.declarations import catalogue
 from torch_ops.testing import build, proof_of, traced
 from torch_ops.testing.compare import ViolationError
+from torch_ops.testing.examine import Examiner
+from torch_ops.testing.registered import registered
 from torch_ops.testing.search import covering_rows
 from torch_ops.testing.subject import Subject, subject_of
 from torch_ops.testing.verify import verify
@@ -104,6 +106,18 @@ def test_many_graphs_don_t_meet_the_limit_of_recompiles() -> None:
     rows = itertools.cycle(covering_rows(OP))
     for spec in itertools.islice(rows, limit + 2):
         traced.check_compiled(subject_of(reference), proof_of(OP), CONTRACT, CPU, spec)
+
+
+def test_a_kernel_that_exits_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def leaves(*_: object) -> None:
+        sys.exit(0)
+
+    monkeypatch.setattr(traced, "check_fake", leaves)
+    examine = Examiner(registered(OP, "torch"), proof_of(OP), CONTRACT)
+    for check in ("opcheck", "traced"):
+        with pytest.raises(ViolationError, match="SystemExit: 0") as seen:
+            examine.operator(SPEC, check)
+        assert (seen.value.layer, seen.value.spec) == (check, SPEC.to_json())
 
 
 @pytest.mark.parametrize(

@@ -128,6 +128,12 @@ def test_raising_after_supports_agreed_is_a_failure() -> None:
     assert result.failures[0].detail == expected
 
 
+def test_a_predicate_that_raises_is_a_failure() -> None:
+    result = _verify(_supporting(_copy(), lambda x: {1: ""}[2]))
+    found = {(f.layer, f.detail) for f in result.failures}
+    assert found == {("contract", "supports() raised KeyError: 2")}
+
+
 def test_refusing_beforehand_is_not_a_failure() -> None:
     def supports(x: Tensor) -> str | None:
         return f"width {x.shape[-1]} (supported: even halves)" if x.shape[-1] % 4 else None

@@ -21,7 +21,7 @@ from torch_ops.testing.arguments import build
 from torch_ops.testing.compare import ViolationError
 from torch_ops.testing.proof import Proof
 from torch_ops.testing.spec import Spec
-from torch_ops.testing.subject import Subject, subject_of
+from torch_ops.testing.subject import Subject, asked, subject_of
 
 CPU = torch.device("cpu")
 
@@ -41,7 +41,7 @@ def registered(op: str, backend: str, device: torch.device = CPU) -> Subject:
         if platform is None:
             msg = f"op {op!r}: no tensor among the arguments: there is no platform to judge"
             raise ValueError(msg)
-        candidate = judge(spec, platform, args, strict=True)
+        candidate = asked(lambda: judge(spec, platform, args, strict=True))
         return None if candidate.usable else "; ".join(candidate.reasons)
 
     on_rocm = device.type == "cuda" and torch.version.hip is not None
