@@ -306,7 +306,7 @@ class _Run:
 
     def _ended(self, phase: str, end: OutOfPatienceError) -> None:
         last = end.last
-        detail = f"{last.detail} (not shrunk further: too many processes died)"
+        detail = f"{last.detail} (not shrunk further: {end.why})"
         self._failed(phase, ViolationError(last.layer, detail, last.spec))
 
     def _failed(self, phase: str, broken: ViolationError) -> None:
