@@ -17,6 +17,7 @@ import torch
 __all__ = ["Sample", "UsageError", "parse_device", "parse_dtype", "parse_function", "parse_shape"]
 
 _EMPTY = inspect.Parameter.empty
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _DIGITS = 18  # of a size; PyTorch's sizes have 64 bits
 _PLAIN: dict[str, tuple[tuple[type, ...], str]] = {
     "bool": ((bool,), "True or False"),
@@ -46,7 +47,7 @@ def parse_function(text: str) -> Callable[[], object]:
     """``"FILE.py:function"`` to that function; runs the file as a module of its own.
 
     Raises:
-        UsageError: there is no such file, or no function in it.
+        UsageError: there is no such file, no function in it, or one that takes arguments.
     """
     path, colon, name = text.rpartition(":")
     if not colon or not Path(path).is_file():
@@ -60,6 +61,12 @@ def parse_function(text: str) -> Callable[[], object]:
     if not inspect.isfunction(found):
         known = [key for key, value in vars(module).items() if inspect.isfunction(value)]
         raise UsageError(f"--graph {text!r}: no function {name!r} (there: {', '.join(known)})")
+    parameters = inspect.signature(found).parameters.values()
+    wanted = [p.name for p in parameters if p.default is _EMPTY and p.kind not in _VARIADIC]
+    if wanted:
+        raise UsageError(
+            f"--graph {text!r}: {name!r} takes {', '.join(wanted)} (accepted: one without arguments)"
+        )
     return found
 
 
