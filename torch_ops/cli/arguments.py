@@ -64,9 +64,8 @@ def parse_function(text: str) -> Callable[[], object]:
     parameters = inspect.signature(found).parameters.values()
     wanted = [p.name for p in parameters if p.default is _EMPTY and p.kind not in _VARIADIC]
     if wanted:
-        raise UsageError(
-            f"--graph {text!r}: {name!r} takes {', '.join(wanted)} (accepted: one without arguments)"
-        )
+        received = f"{name!r} takes {', '.join(wanted)}"
+        raise UsageError(f"--graph {text!r}: {received} (accepted: one without arguments)")
     return found
 
 
