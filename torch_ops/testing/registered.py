@@ -45,8 +45,10 @@ def registered(op: str, backend: str, device: torch.device = CPU) -> Subject:
         return None if candidate.usable else "; ".join(candidate.reasons)
 
     on_rocm = device.type == "cuda" and torch.version.hip is not None
-    kept = promised(op, package_of(spec), "rocm" if on_rocm else device.type)
-    untestable = _untestable(op, spec.target)
+    package = package_of(spec)
+    kept = promised(op, package, "rocm" if on_rocm else device.type)
+    broken = package is not None and package.problem is not None  # every call is refused, and why
+    untestable = _untestable(op, "" if broken else spec.target)
     return Subject(name, function, refuses, untestable, registered=True, promises=kept)
 
 
