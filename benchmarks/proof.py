@@ -44,6 +44,7 @@ GUESS = 10.0
 LONG = 60.0  # a process that may take longer is split by dtype
 # Inductor compiles each class of calls for seconds: so many of them a dtype.
 COMPILED_CLASSES = 9
+MORE_CLASSES = {"attention_with_lse": 14, "rms_norm_backward": 14}  # else laws stay unheard
 _forked = multiprocessing.get_context("forkserver")
 _forked.set_forkserver_preload(["benchmarks._proof_imports"])
 
@@ -109,7 +110,7 @@ def jobs(
 def prove(job: Job, device: str, profile: str) -> dict[str, Any]:
     """Verify one kernel in a process of its own."""
     started = time.monotonic()
-    classes = COMPILED_CLASSES if job.backend == "inductor" else None
+    classes = MORE_CLASSES.get(job.op, COMPILED_CLASSES) if job.backend == "inductor" else None
     received, sent = _forked.Pipe(duplex=False)
     arguments = (sent, job.op, job.backend, device, profile, job.dtypes, classes)
     process = _forked.Process(target=_proof_job.work, args=arguments)

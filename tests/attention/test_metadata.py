@@ -303,6 +303,31 @@ def test_a_bad_plan_is_refused_and_changes_nothing(numbers: Any, text: str) -> N
     assert metadata.kv_lens == (9, 1)
 
 
+@pytest.mark.parametrize(
+    ("given", "kind", "text"),
+    [
+        (
+            {"query_lens": [-1]},
+            ValueError,
+            r"'query_lens' is \[-1\] .*lengths from 0 to 0",
+        ),
+        ({"kv_lens": [-3]}, ValueError, r"'kv_lens' is \[-3\] \(accepted: lengths from 0 to 0"),
+        ({"kv_lens": [2.5]}, TypeError, r"'kv_lens' is \[2.5\] \(accepted: whole numbers\)"),
+        ({"max_query_len": -5}, ValueError, r"'max_query_len' is -5 \(accepted: an int >= 0\)"),
+        ({"max_kv_len": 1.5}, TypeError, r"'max_kv_len' is 1.5 \(accepted: an int >= 0\)"),
+        ({"max_pages": -3}, ValueError, r"'max_pages' is -3 \(accepted: an int >= 0\)"),
+        ({"num_pages": "x"}, TypeError, r"'num_pages' is 'x' \(accepted: an int >= 0\)"),
+        ({"page_size": 0}, ValueError, r"'page_size' is 0 \(accepted: an int >= 1\)"),
+    ],
+)
+def test_bad_numbers_make_no_metadata(
+    given: dict[str, Any], kind: type[Exception], text: str
+) -> None:
+    right: dict[str, Any] = {"query_lens": [1], "kv_lens": [3], "page_size": 4, "num_pages": 12}
+    with pytest.raises(kind, match=text):
+        AttentionMetadata.paged(pages=[[0]], device="cpu", **{**right, **given})
+
+
 def test_lengths_are_whole_numbers() -> None:
     metadata = step([9, 1])
     with pytest.raises(TypeError, match=r"'kv_lens' is \[3.5, 6\] \(accepted: whole numbers\)"):

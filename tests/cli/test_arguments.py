@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import math
+from typing import Any
 
 import pytest
 import torch
@@ -104,6 +106,33 @@ def test_build_one_dtype_for_all() -> None:
     assert {t.dtype for t in built.values() if isinstance(t, Tensor)} == {torch.float16}
     assert built["base"] == 7
     assert "eps" not in built
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"base": "x"}, r"--arg base=x is of the wrong type \(accepted: a whole number\)"),
+        ({"base": 1.5}, r"--arg base=1.5 is of the wrong type"),
+        ({"base": True}, r"--arg base=True is of the wrong type"),
+        ({"base": 1, "eps": "x"}, r"--arg eps=x is of the wrong type \(accepted: a number\)"),
+    ],
+)
+def test_build_refuses_values_of_other_types(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        sample([(2,)] * 3, [torch.float32], **values).build("rotate", SIGNATURE)
+
+
+def test_build_takes_words_for_numbers_and_dtypes() -> None:
+    def op(x: Tensor, limit: float | None, out: torch.dtype, flag: bool) -> None: ...
+
+    built = sample([(2,)], [torch.float32], limit="inf", out="float16", flag=False)
+    values = built.build("op", inspect.signature(op))
+    assert (values["limit"], values["out"], values["flag"]) == (math.inf, torch.float16, False)
+    none = sample([(2,)], [torch.float32], limit=None, out="float16", flag=True)
+    assert none.build("op", inspect.signature(op))["limit"] is None
+    wrong = sample([(2,)], [torch.float32], limit=1, out="float16", flag="yes")
+    with pytest.raises(UsageError, match=r"--arg flag=yes .* \(accepted: True or False\)"):
+        wrong.build("op", inspect.signature(op))
 
 
 def test_build_a_dtype_for_each() -> None:

@@ -24,6 +24,7 @@ from torch_ops import (
     discovery,
     ops,
 )
+from torch_ops.testing.registered import registered
 
 from . import plugins
 from .conftest import Install, Python
@@ -247,6 +248,8 @@ def test_broken_package_breaks_nothing_else(install: Install) -> None:
     assert not candidate.usable
     assert candidate.reasons[0] == reason
     assert candidate.state == "failed"
+    subject = registered("rms_norm", "broken")  # a proof tells it, too
+    assert (subject.untestable(x.dtype), subject.refuses((x, None, 1e-6))) == (None, reason)
     with pytest.raises(UnknownBackendError, match="No 'broken' backend registered for op 'lay"):
         ops.layer_norm(x, backend="broken")
 

@@ -35,6 +35,16 @@ def test_an_error_past_its_bound_is_reported_with_its_place() -> None:
         check_output(actual, expected)
 
 
+def test_the_worst_elements_are_named_beside_nan_and_infinity() -> None:
+    got = torch.tensor([math.nan, math.inf, 1.0, 3.0])
+    within = _output([math.nan, math.inf, 1.0, 2.0], [math.nan, 1.0, 0.1, 0.5], torch.float32)
+    with pytest.raises(ViolationError, match=r"error is 2 of its bound: \(3,\): got 3, [^;]*$"):
+        check_output(got, within)
+    exact = _output([math.nan, math.inf, 1.0, 2.0], None, torch.float32)
+    with pytest.raises(ViolationError, match=r"out is not exact: \(3,\): got 3, [^;]*$"):
+        check_output(got, exact)
+
+
 def test_a_bound_of_zero_allows_no_error() -> None:
     expected = _output([1.0], [0.0], torch.float32)
     assert check_output(torch.tensor([1.0]), expected) == 0.0
@@ -129,7 +139,7 @@ def test_snapshot_sees_inputs_and_gaps() -> None:
     before = Snapshot.take(args)
     before.check(args, ())
     args["x"][1, 1] = 2
-    with pytest.raises(ViolationError, match="x: an input changed"):
+    with pytest.raises(ViolationError, match=r"x: an input changed \(\d bytes\)"):
         before.check(args, ())
     before.check(args, ("x",))
     args["y"][0, 0] = 5
@@ -137,6 +147,8 @@ def test_snapshot_sees_inputs_and_gaps() -> None:
     torch.empty(0).set_(args["y"].untyped_storage())[0] = 3
     with pytest.raises(ViolationError, match="y: bytes outside its elements changed"):
         before.check(args, ("x", "y"))
+    with pytest.raises(ViolationError, match=r"y: an input changed \(4 bytes, 2 of them outside"):
+        before.check(args, ("x",))
 
 
 def test_outputs_are_fresh_and_contiguous() -> None:

@@ -74,7 +74,7 @@ def _isolated(
             "the GPU's context was lost: supports() accepted the call: "
             "AcceleratorError: CUDA error: an illegal memory access",
         ),
-        ("writes_past_its_input", "x: an input changed (2 bytes)"),
+        ("writes_past_its_input", "x: an input changed (2 bytes, 2 of them outside its elements)"),
     ],
 )
 def test_a_fault_is_shrunk(fault: str, detail: str) -> None:
@@ -145,8 +145,18 @@ def test_what_is_known_outlives_the_process() -> None:
             if half == 40:
                 assert examine(_spec(1, "float32"), tally, with_laws=False) is None
         assert (tally.executed, tally.left_out, limit.seen) == (1, 1, admitted)
-        with pytest.raises(OutOfPatienceError) as end:
+        with pytest.raises(OutOfPatienceError, match="too many processes died") as end:
             examine(_spec(34), tally)
+        assert end.value.last.spec == _spec(35).to_json()
+
+
+def test_hangs_of_a_cell_end_together() -> None:
+    with _isolated("hangs", Patience(first=1, later=0.5, hanging=1.2)) as examine:
+        for half in (40, 35):
+            with pytest.raises(ViolationError, match="no answer within"):
+                examine(_spec(half), Tally())
+        with pytest.raises(OutOfPatienceError, match=r"examples that hang took 1\.5 s") as end:
+            examine(_spec(34), Tally())
         assert end.value.last.spec == _spec(35).to_json()
 
 

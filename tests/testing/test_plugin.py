@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from torch_ops.testing.conformance import refuse_unknown
+
 PLUGIN = "torch_ops.testing.plugin"
 
 
@@ -65,6 +67,19 @@ def test_nothing_to_prove_is_an_error(
     assert message in done.stdout + done.stderr
 
 
+@pytest.mark.parametrize(
+    ("profile", "device", "message"),
+    [
+        ("x", "cpu", "--torch-ops-profile: received 'x', accepted dev, torch_ops_ci, "),
+        ("dev", "x", "--torch-ops-device: received 'x', accepted a device, as cpu or cuda:1"),
+        ("dev", "cuda:99", "--torch-ops-device: received 'cuda:99', accepted a device of this"),
+    ],
+)
+def test_options_are_checked(profile: str, device: str, message: str) -> None:
+    with pytest.raises(pytest.UsageError, match=message):
+        refuse_unknown(profile, device)
+
+
 def _distribution(folder: Path, kernel: str, op: str = "silu_and_mul") -> dict[str, str]:
     """Lays out another distribution with a backend of one op; gives the environment to use it."""
     package, info = folder / "acme_kernels", folder / "acme_kernels-1.0.dist-info"
@@ -102,6 +117,7 @@ def test_a_foreign_backend_that_rounds_too_early_is_red(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "silu_and_mul on acme (cpu, torch_ops_ci): FAILED" in done.stdout
     assert "[covering/bound] out: error is 1." in done.stdout
+    assert "Captured log" not in done.stdout
     verdicts = dict(re.findall(r"^(\w+)  +(passed|failed|unsupported)", done.stdout, re.MULTILINE))
     assert verdicts == {
         "float32": "passed", "float16": "failed", "bfloat16": "failed", "float64": "unsupported",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import shlex
 import sys
 import types
 from collections.abc import Callable
@@ -17,6 +18,8 @@ import torch_ops
 from torch_ops.declarations import catalogue
 from torch_ops.testing import build, proof_of, traced
 from torch_ops.testing.compare import ViolationError
+from torch_ops.testing.examine import Examiner
+from torch_ops.testing.registered import registered
 from torch_ops.testing.search import covering_rows
 from torch_ops.testing.subject import Subject, subject_of
 from torch_ops.testing.verify import verify
@@ -105,6 +108,18 @@ def test_many_graphs_don_t_meet_the_limit_of_recompiles() -> None:
         traced.check_compiled(subject_of(reference), proof_of(OP), CONTRACT, CPU, spec)
 
 
+def test_a_kernel_that_exits_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def leaves(*_: object) -> None:
+        sys.exit(0)
+
+    monkeypatch.setattr(traced, "check_fake", leaves)
+    examine = Examiner(registered(OP, "torch"), proof_of(OP), CONTRACT)
+    for check in ("opcheck", "traced"):
+        with pytest.raises(ViolationError, match="SystemExit: 0") as seen:
+            examine.operator(SPEC, check)
+        assert (seen.value.layer, seen.value.spec) == (check, SPEC.to_json())
+
+
 @pytest.mark.parametrize(
     ("check", "phases"),
     [("check_fake", ["opcheck", "traced"]), ("check_compiled", ["compiled"])],
@@ -118,4 +133,9 @@ def test_a_verification_runs_every_check(
     monkeypatch.setattr(traced, check, broken)
     result = verify(OP, "torch", dtypes=("float16",))
     assert [f.phase for f in result.failures] == phases
+    for failure in result.failures:
+        shell, option, code = shlex.split(failure.again)
+        assert (shell, option) == ("python", "-c")
+        with pytest.raises(ViolationError, match="planted"):
+            exec(code, {})
     assert result.failures[0].spec

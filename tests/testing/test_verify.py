@@ -7,7 +7,11 @@ import functools
 import itertools
 import json
 import re
+import shlex
+import sys
+import types
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +24,9 @@ from torch_ops.testing import proof_of, replay
 from torch_ops.testing.classes import class_of
 from torch_ops.testing.compare import DeviceLostError, ViolationError
 from torch_ops.testing.proof import Law
+from torch_ops.testing.reproduction import command
 from torch_ops.testing.result import Cell, Result
+from torch_ops.testing.subject import subject_of
 from torch_ops.testing.verify import Progress, verify
 
 Gate = Callable[[Tensor], Tensor]
@@ -70,11 +76,30 @@ def test_a_failure_tells_how_to_see_it_again() -> None:
     assert "got" in failure.detail
     assert "oracle" in failure.detail
     assert "ratio" in failure.detail
-    assert failure.again.startswith("python -c ")
-    assert "replay" in failure.again
+    told, _, code = failure.again.partition(": ")
+    assert told == "where '<lambda>' is made, as kernel"
+    with pytest.raises(ViolationError, match=r"\[bound\] out: error is"):
+        exec(code, {"kernel": wrong})
     with pytest.raises(ViolationError, match=r"\[bound\] out: error is"):
         replay(failure.spec, wrong)
     assert replay(failure.spec, reference) <= 1
+
+
+def test_a_function_of_a_script_is_run_again_from_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "a script.py"
+    script.write_text("class Kernels:\n    def wrong(x):\n        return x[..., ::2] * 2\n")
+    main = types.ModuleType("__main__")
+    exec(script.read_text(), main.__dict__)
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    wrong = subject_of(main.Kernels.wrong)
+    spec = proof_of(OP).small_named("float16")[0].to_json()
+    assert command(spec, wrong, torch.device("cpu")).startswith("where 'wrong' is made, as kernel:")
+    main.__file__ = str(script)
+    code = shlex.split(command(spec, wrong, torch.device("cpu")))[2]
+    with pytest.raises(ViolationError, match=r"\[bound\] out: error is"):
+        exec(code, {})
 
 
 def test_hypothesis_shrinks_what_it_draws() -> None:
@@ -101,6 +126,12 @@ def test_raising_after_supports_agreed_is_a_failure() -> None:
     expected = "supports() accepted the call, which raised RuntimeError: width not divisible"
     assert result.failures[0].layer == "contract"
     assert result.failures[0].detail == expected
+
+
+def test_a_predicate_that_raises_is_a_failure() -> None:
+    result = _verify(_supporting(_copy(), lambda x: {1: ""}[2]))
+    found = {(f.layer, f.detail) for f in result.failures}
+    assert found == {("contract", "supports() raised KeyError: 2")}
 
 
 def test_refusing_beforehand_is_not_a_failure() -> None:
@@ -288,6 +319,7 @@ def test_a_registered_backend_goes_through_opcheck() -> None:
     result = _verify("torch")
     assert result.ok
     assert result.backend == "torch"
+    assert result.versions["torch-ops"] == torch_ops.__version__
     assert result.cells[0].opchecks >= 5
     assert result.cells[0].traced >= 5
     assert result.cells[0].compiled >= 2
@@ -299,6 +331,12 @@ def test_replay_of_a_refused_example_says_so() -> None:
     refusing = _supporting(_copy(), lambda x: "nothing to do")
     with pytest.raises(ValueError, match="refuses the example: nothing to do"):
         replay(text, refusing)
+    with pytest.raises(ValueError, match="refuses the example: CUDA only"):
+        replay(text, "sgl_kernel", check="traced")
+    with pytest.raises(ValueError, match="check: received 'bound', accepted \\['opcheck', "):
+        replay(text, "torch", check="bound")
+    with pytest.raises(ValueError, match=r"check: received 'traced' for .*, accepted for a ba"):
+        replay(text, refusing, check="traced")
 
 
 def test_a_limit_on_classes_of_calls_is_kept_and_counted() -> None:

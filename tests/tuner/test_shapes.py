@@ -97,6 +97,7 @@ def test_a_file_of_sizes(tmp_path: Path) -> None:
         ("{", r"shapes.json can't be read: JSONDecodeError"),
         ([], r"accepted is an object of lists of objects"),
         ({"rms_norm": [3]}, r"accepted is an object of lists of objects"),
+        ({"rms_norm": 3}, r"accepted is an object of lists of objects"),
         ({"rms_nrom": []}, r"op 'rms_nrom' isn't declared. Did you mean 'rms_norm'"),
         ({"rms_norm": [{"token": 3}]}, r"no size or number 'token' .* Did you mean 'tokens'"),
         ({"rms_norm": [{"tokens": 0}]}, r"sizes \{'tokens': 0\} \(accepted: ints over 0\)"),

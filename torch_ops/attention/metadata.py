@@ -141,8 +141,7 @@ class AttentionMetadata:
             ValueError: lengths are negative, or their numbers differ.
         """
         keys = query_lens if kv_lens is None else kv_lens
-        bounds = _most(max_query_len, query_lens), _most(max_kv_len, keys)
-        made = cls(len(query_lens), *bounds, device)
+        made = cls(len(query_lens), *_bounds(max_query_len, query_lens, max_kv_len, keys), device)
         made.plan(query_lens, keys)
         return made
 
@@ -177,10 +176,10 @@ class AttentionMetadata:
         Raises:
             ValueError: numbers are out of range, or lengths and pages disagree.
         """
-        if page_size < 1:
-            _refuse("page_size", page_size, "an int >= 1")
-        bounds = _most(max_query_len, query_lens), _most(max_kv_len, kv_lens)
-        total = sum(map(len, pages)) if max_pages is None else max_pages
+        page_size = _count("page_size", page_size, 1)
+        num_pages = _count("num_pages", num_pages)
+        bounds = _bounds(max_query_len, query_lens, max_kv_len, kv_lens)
+        total = sum(map(len, pages)) if max_pages is None else _count("max_pages", max_pages)
         made = cls(len(query_lens), *bounds, device, page_size, num_pages, total)
         made.plan(query_lens, kv_lens, pages)
         return made
@@ -351,8 +350,32 @@ def most(step: Tensor) -> tuple[int, int]:
     return step.shape[1] - _OFFSET, step.shape[2] - _OFFSET
 
 
-def _most(given: int | None, lens: Sequence[int]) -> int:
-    return max(lens, default=0) if given is None else given
+def _bounds(
+    max_query_len: int | None,
+    query_lens: Sequence[int],
+    max_kv_len: int | None,
+    kv_lens: Sequence[int],
+) -> tuple[int, int]:
+    return (
+        _longest(query_lens) if max_query_len is None else _count("max_query_len", max_query_len),
+        _longest(kv_lens) if max_kv_len is None else _count("max_kv_len", max_kv_len),
+    )
+
+
+def _longest(lens: Sequence[int]) -> int:
+    """Give the largest length; what is none is for `plan` to refuse."""
+    return max([0, *(operator.index(length) for length in lens if hasattr(length, "__index__"))])
+
+
+def _count(argument: str, received: int, least: int = 0) -> int:
+    accepted = f"an int >= {least}"
+    try:
+        number = operator.index(received)
+    except TypeError:
+        _refuse(argument, repr(received), accepted, kind=TypeError)
+    if number < least:
+        _refuse(argument, received, accepted)
+    return number
 
 
 def _all_below(numbers: array[int], end: int) -> bool:

@@ -17,7 +17,13 @@ import torch
 __all__ = ["Sample", "UsageError", "parse_device", "parse_dtype", "parse_function", "parse_shape"]
 
 _EMPTY = inspect.Parameter.empty
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _DIGITS = 18  # of a size; PyTorch's sizes have 64 bits
+_PLAIN: dict[str, tuple[tuple[type, ...], str]] = {
+    "bool": ((bool,), "True or False"),
+    "int": ((int,), "a whole number"),
+    "float": ((int, float), "a number"),
+}
 
 
 class UsageError(Exception):
@@ -41,7 +47,7 @@ def parse_function(text: str) -> Callable[[], object]:
     """``"FILE.py:function"`` to that function; runs the file as a module of its own.
 
     Raises:
-        UsageError: there is no such file, or no function in it.
+        UsageError: there is no such file, no function in it, or one that takes arguments.
     """
     path, colon, name = text.rpartition(":")
     if not colon or not Path(path).is_file():
@@ -55,6 +61,11 @@ def parse_function(text: str) -> Callable[[], object]:
     if not inspect.isfunction(found):
         known = [key for key, value in vars(module).items() if inspect.isfunction(value)]
         raise UsageError(f"--graph {text!r}: no function {name!r} (there: {', '.join(known)})")
+    parameters = inspect.signature(found).parameters.values()
+    wanted = [p.name for p in parameters if p.default is _EMPTY and p.kind not in _VARIADIC]
+    if wanted:
+        received = f"{name!r} takes {', '.join(wanted)}"
+        raise UsageError(f"--graph {text!r}: {received} (accepted: one without arguments)")
     return found
 
 
@@ -116,7 +127,7 @@ class Sample:
         """
         tensors = [name for name, p in signature.parameters.items() if is_tensor(p)]
         self._check(op, signature, tensors)
-        built = dict(self.values)
+        built = {n: _fitted(n, v, signature.parameters[n]) for n, v in self.values.items()}
         for number, (name, shape) in enumerate(zip(tensors, self.shapes, strict=False)):
             dtype = self.dtypes[number if len(self.dtypes) > 1 else 0]
             built[name] = self._empty(name, shape, dtype)
@@ -165,6 +176,23 @@ class Sample:
 def is_tensor(parameter: inspect.Parameter) -> bool:
     """Whether an argument of an op is a tensor, optional ones included."""
     return "Tensor" in str(parameter.annotation)
+
+
+def _fitted(name: str, value: Any, parameter: inspect.Parameter) -> Any:
+    """Give a value as an argument of its type takes it; of other types, as it is."""
+    annotation = str(parameter.annotation)
+    found = re.search(r"\b(bool|int|float|dtype)\b", annotation)
+    if found is None or (value is None and "None" in annotation):
+        return value
+    kind = found[1]
+    if kind == "dtype":
+        return parse_dtype(str(value))
+    if kind == "float" and str(value) in ("nan", "inf", "-inf"):
+        return float(value)
+    types, accepted = _PLAIN[kind]
+    if not isinstance(value, types) or (isinstance(value, bool) and kind != "bool"):
+        raise UsageError(f"--arg {name}={value} is of the wrong type (accepted: {accepted})")
+    return value
 
 
 def _missing(op: str, signature: inspect.Signature, missing: Sequence[str], given: int) -> str:

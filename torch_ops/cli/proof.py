@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
+
 import torch
 
 import torch_ops
@@ -40,7 +43,8 @@ def report(
     progress = Progress()
     results = []
     for name in ops:
-        with progress.step(f"{name} on {backend}"):
+        # What kernels print is no part of a report.
+        with progress.step(f"{name} on {backend}"), contextlib.redirect_stdout(sys.stderr):
             results.append(
                 verify(
                     name,

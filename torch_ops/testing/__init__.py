@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch_ops.testing.arguments import build
     from torch_ops.testing.proof import Proof, proof_of, proofs
+    from torch_ops.testing.reproduction import replay
     from torch_ops.testing.result import Result
     from torch_ops.testing.spec import Operand, Spec
-    from torch_ops.testing.verify import replay
 
 __all__ = ["Operand", "Proof", "Result", "Spec", "build", "proof_of", "proofs", "replay"]
 
@@ -26,7 +26,7 @@ _HOME = {
     "build": "arguments",
     "proof_of": "proof",
     "proofs": "proof",
-    "replay": "verify",
+    "replay": "reproduction",
 }
 
 

@@ -59,8 +59,9 @@ def check_output(actual: Tensor, expected: Output) -> float:
     if expected.bound is None:
         wrong = ~bits_equal(actual, expected.value.to(expected.dtype))
         if bool(wrong.any()):
+            ratio = torch.where(wrong, torch.inf, 0.0)
             raise ViolationError(
-                "bound", f"{expected.name} is not exact: {_worst(actual, expected)}"
+                "bound", f"{expected.name} is not exact: {_worst(actual, expected, ratio)}"
             )
         return 0.0
     got, want, bound = actual.double(), expected.value, expected.bound
@@ -73,7 +74,8 @@ def check_output(actual: Tensor, expected: Output) -> float:
         return 0.0
     worst = float(ratio.max())
     if not worst <= 1:
-        detail = f"{expected.name}: error is {worst:.4g} of its bound: {_worst(actual, expected)}"
+        places = _worst(actual, expected, ratio)
+        detail = f"{expected.name}: error is {worst:.4g} of its bound: {places}"
         raise ViolationError("bound", detail)
     return worst
 
@@ -122,12 +124,11 @@ def _rows(wrong: Tensor, got: Tensor, want: Tensor) -> str:
     )
 
 
-def _worst(actual: Tensor, expected: Output) -> str:
+def _worst(actual: Tensor, expected: Output, ratio: Tensor) -> str:
     got, want = actual.double(), expected.value.double()
     bound = torch.zeros_like(want) if expected.bound is None else expected.bound
-    error = (got - want).abs().nan_to_num(nan=torch.inf)
-    ratio = torch.where(error > 0, error / bound, 0.0).reshape(-1)
-    order = ratio.argsort(descending=True)[:WORST].tolist()
+    ratio = ratio.reshape(-1)
+    order = ratio.argsort(descending=True, stable=True)[:WORST].tolist()
     lines = []
     for flat in order:
         index = tuple(int(i) for i in torch.unravel_index(torch.tensor(flat), want.shape))

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
+import torch
 
 from torch_ops.backend import Backend
 from torch_ops.declarations import catalogue
 from torch_ops.registry import registry
+from torch_ops.testing.profiles import PROFILES
 
 
 @dataclass(frozen=True)
@@ -18,6 +20,25 @@ class Case:
 
     op: str
     backend: str
+
+
+def refuse_unknown(profile: str, device: str) -> None:
+    """Refuses options that every test would fail for.
+
+    Raises:
+        pytest.UsageError: There is no such profile, or no such device here.
+    """
+    if profile not in PROFILES:
+        msg = f"--torch-ops-profile: received {profile!r}, accepted {', '.join(PROFILES)}"
+        raise pytest.UsageError(msg)
+    try:
+        place = torch.device(device)
+    except RuntimeError as error:
+        msg = f"--torch-ops-device: received {device!r}, accepted a device, as cpu or cuda:1"
+        raise pytest.UsageError(msg) from error
+    if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
+        msg = f"--torch-ops-device: received {device!r}, accepted a device of this machine"
+        raise pytest.UsageError(msg)
 
 
 def cases(backends: Sequence[str]) -> list[Case]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -89,6 +89,17 @@ class _RefusedError(Exception):
         self.reason = reason
 
 
+@contextlib.contextmanager
+def _about(spec: Spec) -> Iterator[None]:
+    """Says in errors which example they are about."""
+    try:
+        yield
+    except ViolationError as broken:
+        raise ViolationError(broken.layer, broken.detail, spec.to_json()) from broken.__cause__
+    except DeviceLostError as lost:
+        raise DeviceLostError(lost.detail, spec.to_json()) from lost.__cause__
+
+
 @dataclass(frozen=True)
 class Examiner:
     """Runs examples of one op on one kernel.
@@ -126,12 +137,8 @@ class Examiner:
         Raises:
             ViolationError: The kernel broke a promise; it names the layer and carries the Spec.
         """
-        try:
+        with _about(spec):
             return self._serving(lambda: self._run(spec, tally, with_laws))
-        except ViolationError as broken:
-            raise ViolationError(broken.layer, broken.detail, spec.to_json()) from broken.__cause__
-        except DeviceLostError as lost:
-            raise DeviceLostError(lost.detail, spec.to_json()) from lost.__cause__
 
     def operator(self, spec: Spec, check: str) -> bool:
         """Checks the operator on one example; False where the kernel or the limit leaves it out.
@@ -144,8 +151,6 @@ class Examiner:
             ViolationError: A compiler is told or given something else than eager calls are.
         """
         args = build(spec, self.device)
-        if self.subject.refuses(tuple(args.values())) is not None or not self.admits(args):
-            return False
         op, name = self.proof.op, self.subject.name
         steps: dict[str, Callable[[], None]] = {
             "opcheck": lambda: opcheck(op, name, args, spec.to_json()),
@@ -154,14 +159,15 @@ class Examiner:
                 self.subject, self.proof, self.contract, self.device, spec
             ),
         }
-        try:
-            self._serving(steps[check])
-        except ViolationError:
-            raise
-        except Exception as error:  # the kernel's, in the hands of a checker or a compiler
-            raise ViolationError(check, first_line(error), spec.to_json()) from error
-        except DeviceLostError as lost:
-            raise DeviceLostError(lost.detail, spec.to_json()) from lost.__cause__
+        with _about(spec):
+            if self._refuses(args) is not None or not self.admits(args):
+                return False
+            try:
+                self._serving(steps[check])
+            except ViolationError:
+                raise
+            except (Exception, SystemExit) as error:  # the kernel's, met by a checker or a compiler
+                raise ViolationError(check, first_line(error)) from error
         return True
 
     def _serving(self, step: Callable[[], T]) -> T:
@@ -181,7 +187,7 @@ class Examiner:
         if not self.admits(args):
             tally.left_out += 1
             return None
-        reason = self.subject.refuses(tuple(args.values()))
+        reason = self._refuses(args)
         if reason is not None:
             tally.refuse(spec, reason)
             return None
@@ -220,7 +226,7 @@ class Examiner:
         """A further call for a law, on fresh copies where the op writes its arguments."""
         if self.proof.mutates:
             args = contiguous(args)
-        reason = self.subject.refuses(tuple(args.values()))
+        reason = self._refuses(args)
         if reason is not None or not self.admits(args):
             raise _RefusedError(reason)
         return self._call(args)

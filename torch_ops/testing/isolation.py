@@ -24,15 +24,16 @@ from torch_ops.testing.worker import Assignment, Message, found
 
 
 class OutOfPatienceError(BaseException):
-    """Too many processes died. No `Exception`, so that hypothesis ends instead of shrinking.
+    """Enough processes died. No `Exception`, so that hypothesis ends instead of shrinking.
 
     Attributes:
         last: The last example that killed one; as shrinking goes down, the smallest.
+        why: What was too much.
     """
 
-    def __init__(self, last: ViolationError) -> None:
-        super().__init__(str(last))
-        self.last = last
+    def __init__(self, last: ViolationError, why: str) -> None:
+        super().__init__(f"{last} ({why})")
+        self.last, self.why = last, why
 
 
 def assignment(
@@ -76,7 +77,7 @@ class Isolated:
         self.laws: Callable[[], list[Law]] = inner.laws
         self.unproven, self.why_silent = inner.unproven, inner.why_silent
         self.device = inner.device
-        self.deaths = 0
+        self.deaths, self.hanging = 0, 0.0
         self._last: ViolationError | None = None
         self._hung: dict[str, ViolationError] = {}
 
@@ -85,7 +86,7 @@ class Isolated:
 
         Raises:
             ViolationError: The kernel broke a promise, killed its process, or didn't answer.
-            OutOfPatienceError: Too many processes died already.
+            OutOfPatienceError: Too many processes died already, or hung for too long.
         """
         reply = self._ask({"do": "example", "laws": with_laws}, spec, tally)
         ratio: float | None = reply["ratio"]
@@ -99,8 +100,7 @@ class Isolated:
         text, limit = spec.to_json(), self.inner.limit
         if text in self._hung:
             raise self._hung[text]  # a hang isn't waited for twice
-        if self._last is not None and self.deaths >= self.process.patience.deaths:
-            raise OutOfPatienceError(self._last)
+        self._refuse_more()
         classes = {
             "most": None if limit is None else limit.most,
             "admitted": [] if limit is None else sorted(limit.seen),
@@ -108,7 +108,8 @@ class Isolated:
         try:
             reply = self.process.ask({**request, **classes, "spec": text})
         except DeathError as death:
-            raise self._died(death.detail, text, hung=death.hung) from None
+            self.hanging += death.waited
+            raise self._died(death.detail, text, hung=death.waited > 0) from None
         tally.add(reply["tally"], spec)
         if limit is not None:
             limit.seen.update(reply["admitted"])
@@ -118,6 +119,14 @@ class Isolated:
             layer, detail = reply["violation"]
             raise ViolationError(layer, detail, text)
         return reply
+
+    def _refuse_more(self) -> None:
+        patience = self.process.patience
+        if self._last is not None and self.deaths >= patience.deaths:
+            raise OutOfPatienceError(self._last, "too many processes died")
+        if self._last is not None and self.hanging >= patience.hanging:
+            why = f"examples that hang took {self.hanging:g} s"
+            raise OutOfPatienceError(self._last, why)
 
     def _died(self, detail: str, text: str, *, hung: bool) -> ViolationError:
         self.deaths += 1

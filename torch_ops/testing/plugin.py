@@ -38,8 +38,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Gives the conformance test one case for every op of every backend asked for."""
     if CASE not in metafunc.fixturenames:
         return
-    from torch_ops.testing.conformance import cases
+    from torch_ops.testing.conformance import cases, refuse_unknown
 
-    backends = metafunc.config.getoption("--torch-ops-backend")
-    found = cases(backends)
+    option = metafunc.config.getoption
+    refuse_unknown(option("--torch-ops-profile"), option("--torch-ops-device"))
+    found = cases(option("--torch-ops-backend"))
     metafunc.parametrize(CASE, found, ids=[f"{case.op}-{case.backend}" for case in found])

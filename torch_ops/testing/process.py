@@ -36,14 +36,16 @@ class Patience:
         first: Seconds for loading a kernel, and for its first call of a kind: those may compile.
         later: Seconds for everything else.
         deaths: Dead processes a cell; then the smallest example seen is reported.
+        hanging: Seconds a cell that are spent on examples that hang; then likewise.
     """
 
     first: float = 120.0
     later: float = 30.0
     deaths: int = 40
+    hanging: float = 180.0
 
     def __post_init__(self) -> None:
-        if min(self.first, self.later, self.deaths) <= 0:
+        if min(self.first, self.later, self.deaths, self.hanging) <= 0:
             msg = f"Patience: received {self}, accepted positive numbers"
             raise ValueError(msg)
 
@@ -53,12 +55,12 @@ class DeathError(Exception):
 
     Attributes:
         detail: How it went.
-        hung: Whether it was killed because it didn't answer.
+        waited: Seconds after which it was killed, as it didn't answer; 0 where it died by itself.
     """
 
-    def __init__(self, detail: str, *, hung: bool = False) -> None:
+    def __init__(self, detail: str, *, waited: float = 0.0) -> None:
         super().__init__(detail)
-        self.detail, self.hung = detail, hung
+        self.detail, self.waited = detail, waited
 
 
 class IsolationError(RuntimeError):
@@ -132,7 +134,7 @@ class Process:
             self.device = self._ask({"do": "hello"}, self.patience.first)["device"]
         except DeathError as death:
             detail = f"{death.detail}, while the kernel was loaded"
-            self._unloadable = DeathError(detail, hung=death.hung)
+            self._unloadable = DeathError(detail, waited=death.waited)
             raise self._unloadable from None
         self._greeted = True
 
@@ -194,7 +196,7 @@ class Process:
             seconds = self.patience.first if new else self.patience.later
             deadline = time.monotonic() + seconds
         self._bury()
-        raise DeathError(f"no answer within {seconds:g} s", hung=True)
+        raise DeathError(f"no answer within {seconds:g} s", waited=seconds)
 
     def _checked(self, message: Message) -> Message:
         if "unknown" in message:

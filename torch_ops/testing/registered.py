@@ -10,6 +10,8 @@ from typing import Any
 import torch
 
 import torch_ops
+from torch_ops.backend import Backend
+from torch_ops.declarations import catalogue
 from torch_ops.platform import platform_of
 from torch_ops.promises import package_of, promised
 from torch_ops.registry import registry
@@ -19,7 +21,7 @@ from torch_ops.testing.arguments import build
 from torch_ops.testing.compare import ViolationError
 from torch_ops.testing.proof import Proof
 from torch_ops.testing.spec import Spec
-from torch_ops.testing.subject import Subject
+from torch_ops.testing.subject import Subject, asked, subject_of
 
 CPU = torch.device("cpu")
 
@@ -39,13 +41,38 @@ def registered(op: str, backend: str, device: torch.device = CPU) -> Subject:
         if platform is None:
             msg = f"op {op!r}: no tensor among the arguments: there is no platform to judge"
             raise ValueError(msg)
-        candidate = judge(spec, platform, args, strict=True)
+        candidate = asked(lambda: judge(spec, platform, args, strict=True))
         return None if candidate.usable else "; ".join(candidate.reasons)
 
     on_rocm = device.type == "cuda" and torch.version.hip is not None
-    kept = promised(op, package_of(spec), "rocm" if on_rocm else device.type)
-    untestable = _untestable(op, spec.target)
+    package = package_of(spec)
+    kept = promised(op, package, "rocm" if on_rocm else device.type)
+    broken = package is not None and package.problem is not None  # every call is refused, and why
+    untestable = _untestable(op, "" if broken else spec.target)
     return Subject(name, function, refuses, untestable, registered=True, promises=kept)
+
+
+def subject_for(
+    op: str, backend: str | Backend | Callable[..., Any], place: torch.device
+) -> Subject:
+    """Makes a subject of a backend of an op, or of a callable.
+
+    Raises:
+        UnknownOpError: The op isn't declared.
+        UnknownBackendError: The op has no such backend.
+        TypeError: `backend` is something else.
+    """
+    if op not in catalogue():
+        torch_ops.select_kernel(op)  # raises the error of an unknown op
+    if not isinstance(backend, str | Backend) and not callable(backend):
+        msg = (
+            f"verify: backend: received {backend!r}, accepted the name of a registered backend, or "
+            "a callable with the op's signature"
+        )
+        raise TypeError(msg)
+    if isinstance(backend, Backend):
+        backend = backend.value
+    return registered(op, backend, place) if isinstance(backend, str) else subject_of(backend)
 
 
 def _untestable(op: str, target: str) -> Callable[[torch.dtype], str | None]:
@@ -85,8 +112,8 @@ def opcheck(op: str, backend: str, args: dict[str, Any], spec: str) -> None:
 def check_traced(op: str, backend: str, device: torch.device, spec: Spec) -> None:
     """Checks that AOT dispatch with dynamic shapes gives what eager calls give.
 
-    Mutating ops too: they are traced in their functional form. No op of this library has a
-    backward, so that nothing is traced of one.
+    Mutating ops too: they are traced in their functional form. No input requires grad: what
+    computes gradients are ops, with proofs of their own.
 
     Raises:
         ViolationError: It doesn't.

@@ -5,14 +5,17 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from torch_ops.contracts import PROMISES
+from torch_ops.errors import TorchOpsError
 from torch_ops.testing.compare import DeviceLostError, ViolationError
 from torch_ops.testing.proof import Arguments, Proof
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,7 @@ def subject_of(function: Callable[..., Any], name: str | None = None) -> Subject
     are what it promises.
     """
     supports = getattr(function, "supports", None)
-    refuses = _never if supports is None else lambda args: _reason(supports(*args))
+    refuses = _never if supports is None else lambda args: _reason(asked(supports, *args))
     label = name or str(getattr(function, "__name__", type(function).__name__))
     stated = {promise: getattr(function, promise, None) for promise in PROMISES}
     promises = {promise: value for promise, value in stated.items() if value is not None}
@@ -60,6 +63,20 @@ def subject_of(function: Callable[..., Any], name: str | None = None) -> Subject
             msg = f"{label}.{promise}: received {value!r}, accepted a bool"
             raise TypeError(msg)
     return Subject(label, function, refuses, _never, registered=False, promises=promises)
+
+
+def asked(predicate: Callable[..., T], *args: Any) -> T:
+    """Asks a predicate.
+
+    Raises:
+        ViolationError: It raised.
+    """
+    try:
+        return predicate(*args)
+    except TorchOpsError:
+        raise  # what is said of its answer
+    except (Exception, SystemExit) as error:
+        raise ViolationError("contract", f"supports() raised {first_line(error)}") from error
 
 
 def _reason(answer: object) -> str | None:
@@ -76,7 +93,7 @@ def poison(device: torch.device, sizes: Sequence[int]) -> None:
     del blocks
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """Gives the type of an error and the first line of its text."""
     return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-import torch_ops
 from torch_ops.backend import Backend
 from torch_ops.declarations import catalogue
 from torch_ops.testing._hypothesis import FlakyFailure, Phase, Unsatisfiable, reject, target
@@ -25,8 +24,8 @@ from torch_ops.testing.ledger import NEVER_LAUNCHED, TOLERATED, Known, entries_o
 from torch_ops.testing.process import Patience, Process
 from torch_ops.testing.profiles import Profile, profile_of
 from torch_ops.testing.proof import Law, Proof, proof_of
-from torch_ops.testing.registered import registered
-from torch_ops.testing.reproduction import command, device_name, versions
+from torch_ops.testing.registered import subject_for
+from torch_ops.testing.reproduction import OPERATOR_CHECKS, command, device_name, versions
 from torch_ops.testing.result import (
     FAILED,
     PASSED,
@@ -39,7 +38,7 @@ from torch_ops.testing.result import (
 )
 from torch_ops.testing.search import covering_rows, dtypes_of, generate
 from torch_ops.testing.spec import Spec
-from torch_ops.testing.subject import Subject, subject_of
+from torch_ops.testing.subject import Subject
 
 OPCHECK_EVERY = 10
 # Of the covering rows: traced in 0.02 to 0.13 s each, compiled in 0.07 to 0.3 s (measured, CPU).
@@ -110,7 +109,7 @@ def verify(
     isolated = place.type == "cuda" if isolate is None else isolate
     process = Process(assignment(op, backend, place), patience or Patience()) if isolated else None
     with contextlib.closing(process) if process else contextlib.nullcontext():
-        subject = _subject(op, backend, place)
+        subject = subject_for(op, backend, place)
         contract = subject.under(catalogue()[op].contract)
 
         def run(dtype: str) -> _Run:
@@ -122,7 +121,9 @@ def verify(
         name = "" if process else device_name(place)
         cells = _cells([run(dtype) for dtype in wanted])
     seconds = time.monotonic() - started
-    found = versions(process.device if process else name)
+    found = versions(
+        process.device if process else name, subject.name if subject.registered else ""
+    )
     return Result(op, subject.name, str(device), profile, seconds, found, cells)
 
 
@@ -135,39 +136,6 @@ def _cells(runs: Sequence[_Run]) -> tuple[Cell, ...]:
             cells += [Cell(rest.dtype, FAILED, why) for rest in runs[len(cells) :]]
             break
     return tuple(cells)
-
-
-def replay(spec: str, backend: str | Backend | Callable[..., Any], device: str = "cpu") -> float:
-    """Runs one example, given as JSON, and returns its largest error as a part of the bound.
-
-    Raises:
-        ViolationError: The kernel broke a promise.
-        ValueError: The kernel refuses the example, or the JSON is no Spec.
-    """
-    example = Spec.from_json(spec)
-    place, proof = torch.device(device), proof_of(example.op)
-    subject = _subject(example.op, backend, place)
-    contract = subject.under(catalogue()[example.op].contract)
-    tally = Tally()
-    seen = Examiner(subject, proof, contract, place)(example, tally)
-    if seen is None:
-        msg = f"replay: {subject.name} refuses the example: {'; '.join(tally.refused)}"
-        raise ValueError(msg)
-    return seen
-
-
-def _subject(op: str, backend: str | Backend | Callable[..., Any], place: torch.device) -> Subject:
-    if op not in catalogue():
-        torch_ops.select_kernel(op)  # raises the error of an unknown op
-    if not isinstance(backend, str | Backend) and not callable(backend):
-        msg = (
-            f"verify: backend: received {backend!r}, accepted the name of a registered backend, or "
-            "a callable with the op's signature"
-        )
-        raise TypeError(msg)
-    if isinstance(backend, Backend):
-        backend = backend.value
-    return registered(op, backend, place) if isinstance(backend, str) else subject_of(backend)
 
 
 def _dtypes(op: str, wanted: Sequence[str] | None) -> list[str]:
@@ -339,11 +307,12 @@ class _Run:
 
     def _ended(self, phase: str, end: OutOfPatienceError) -> None:
         last = end.last
-        detail = f"{last.detail} (not shrunk further: too many processes died)"
+        detail = f"{last.detail} (not shrunk further: {end.why})"
         self._failed(phase, ViolationError(last.layer, detail, last.spec))
 
     def _failed(self, phase: str, broken: ViolationError) -> None:
-        again = command(broken.spec, self.subject, self.examine.device)
+        check = phase if phase in OPERATOR_CHECKS else ""
+        again = command(broken.spec, self.subject, self.examine.device, check)
         failure = Failure(phase, broken.layer, broken.detail, broken.spec, again)
         self.failures.append(failure)
 

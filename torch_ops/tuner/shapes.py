@@ -153,8 +153,8 @@ def read(path: Path) -> dict[str, list[dict[str, Any]]]:
         data = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise TorchOpsError(f"{path} can't be read: {type(error).__name__}: {error}") from error
-    entries = [e for found in data.values() for e in found] if isinstance(data, dict) else [None]
-    if not all(isinstance(entry, dict) for entry in entries):
+    lists = [*data.values()] if isinstance(data, dict) else [None]
+    if not all(isinstance(e, list) and all(isinstance(one, dict) for one in e) for e in lists):
         raise TorchOpsError(f"{path}: accepted is an object of lists of objects, by op")
     unknown = [op for op in data if op not in catalogue()]
     if unknown:
