@@ -66,7 +66,7 @@ def once(key: Hashable, what: str, build: Callable[[], T]) -> T:
     if key in _made:
         return _made[key]  # type: ignore[return-value]
     with _lock:
-        lock = _locks.setdefault(key, threading.RLock())
+        lock = _locks.setdefault(key, locks.reentrant())
     with lock:
         if key in _made:
             return _made[key]  # type: ignore[return-value]

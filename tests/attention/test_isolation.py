@@ -6,6 +6,8 @@ import asyncio
 import copy
 import gc
 import itertools
+import os
+import signal
 import sys
 import threading
 import tracemalloc
@@ -303,6 +305,33 @@ def test_layers_go_on_while_an_override_prepares(script: Any) -> None:
     done.set()
     thread.join()
     assert model(*inputs).eq(1).all()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_does_not_wait_for_what_another_thread_prepares(script: Any) -> None:
+    layer = Attention(4, 8, 2, scale=1.0, backend="scripted_two")
+    inputs = support.inputs(layer)
+    preparing, done = threading.Event(), threading.Event()
+
+    def slow() -> object:
+        preparing.set()
+        assert done.wait(60)
+        return None
+
+    script.acts["prepare", "scripted_one", 1.0] = slow
+    thread = threading.Thread(target=override_attention_backend, args=(layer, "scripted_one"))
+    thread.start()
+    assert preparing.wait(60)
+    child = os.fork()
+    if child == 0:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(20)  # a child that waits for ever ends by this
+        layer(*inputs)
+        os._exit(0)
+    status = os.waitpid(child, 0)[1]
+    done.set()
+    thread.join()
+    assert os.waitstatus_to_exitcode(status) == 0
 
 
 def test_a_plan_in_the_making_does_not_outlive_a_change(script: Any) -> None:
