@@ -25,6 +25,7 @@ from torch_ops.attention import (
     group,
     operators,
     override_attention_backend,
+    prepare_attention_backend_override,
 )
 
 from . import support
@@ -351,6 +352,36 @@ def test_overrides_are_prepared_where_the_layer_is_called(script: Any) -> None:
     assert script.counts["prepare", "scripted_two"] == 1
     layer(*support.inputs(layer, dtype=torch.float64))
     assert script.counts["prepare", "scripted_two"] == 1, "it wasn't prepared where it was moved"
+
+
+def test_a_layer_knows_where_it_was_called_last(layer: Attention) -> None:
+    for dtype in (torch.float32, torch.float16, torch.float32):
+        layer(*support.inputs(layer, dtype=dtype))
+        assert layer._place().dtype == dtype
+
+
+def test_a_layer_that_moved_away_and_back_notes_its_calls_again(script: Any) -> None:
+    layer = support.layers(support.stack(1))[0]
+    narrow = support.inputs(layer, dtype=torch.bfloat16)
+    layer(*narrow)
+    layer.to(torch.float64).to(torch.float32)
+    layer(*narrow)  # its plan was made before
+    apply_attention_backend_override(layer, "scripted_one")
+    script.acts["prepare", "scripted_one", 1.0] = pytest.fail
+    assert layer(*narrow).eq(1).all()
+
+
+def test_a_call_while_an_override_prepares_is_prepared_by_the_next_one(script: Any) -> None:
+    layer = support.layers(support.stack(1))[0]
+    narrow = support.inputs(layer, dtype=torch.bfloat16)
+    layer(*support.inputs(layer))
+    script.acts["prepare", "scripted_one", 1.0] = lambda: layer(*narrow) is None or None
+    prepare_attention_backend_override(layer, "scripted_one")
+    script.acts.clear()
+    override_attention_backend(layer, "scripted_one")
+    assert script.counts["prepare", "scripted_one"] == 2
+    layer(*narrow)
+    assert script.counts["prepare", "scripted_one"] == 2
 
 
 def test_layers_on_meta_are_overridden_and_moved_back() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from itertools import repeat
 from typing import Any, Self
 
@@ -135,9 +135,9 @@ class Attention(nn.Module):
         anchor: Tensor = self._anchor  # type: ignore[assignment]
         return anchor.device, anchor.dtype
 
-    def _places(self) -> set[Place]:
+    def _places(self) -> Set[Place]:
         """What an override must be prepared for."""
-        return set(self._cache.seen) or {self._place()}
+        return self._cache.seen or {self._place()}
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         before = self._anchored()

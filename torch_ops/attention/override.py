@@ -129,7 +129,7 @@ def _prepare(layer: Attention, target: Target | None) -> tuple[str, ...]:
 
 def _against(layer: Attention, member: AttentionBackend) -> list[str]:
     reasons: list[str] = []
-    generation = policy.generation
+    generation, seen = policy.generation, layer._cache.seen
     for place in sorted(layer._places(), key=str):
         refused = refusals(layer._rules, member, place)
         reasons += refused
@@ -149,7 +149,7 @@ def _against(layer: Attention, member: AttentionBackend) -> list[str]:
                 "refusing the request instead of silently falling back"
             )
     if not reasons:
-        layer._cache.judged(member, generation)
+        layer._cache.judged(member, generation, seen)
     return reasons
 
 
