@@ -213,6 +213,12 @@ def test_plans_are_made_once_for_layers_alike_and_follow_each_step(install: Inst
     assert len(log) == 4
 
 
+def test_backends_that_plan_nothing_are_not_kept(layer: Attention) -> None:
+    metadata = AttentionMetadata.ragged([2], [3], device="cpu")
+    layer(*packed(layer, [2], [3]), metadata)
+    assert not metadata._plans
+
+
 def test_a_plan_that_fails_leaves_everything_as_it_was(install: Install) -> None:
     install("acme", PLANNING)
     layer, metadata = Attention(4, 8, 2, backend="acme"), step([3, 6], max_kv_len=9)

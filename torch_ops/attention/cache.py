@@ -184,6 +184,8 @@ def _refused(choice: MemberChoice, reason: str) -> BackendUnavailableError:
 
 def _planned(prepared: PreparedAttention, place: Place) -> _Run:
     attend = prepared.run_ragged if place.kind == "ragged" else prepared.run_paged
+    if type(prepared).plan is PreparedAttention.plan:  # the metadata has nothing to keep of it
+        return lambda q, k, v, tables, metadata: attend(q, k, v, tables, None)
 
     def run(q: Tensor, k: Tensor, v: Tensor, tables: Tables, metadata: AttentionMetadata) -> Tensor:
         return attend(q, k, v, tables, metadata.planned(prepared))
