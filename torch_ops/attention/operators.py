@@ -19,7 +19,7 @@ from torch_ops.attention.phases import at
 from torch_ops.attention.prepared import Place
 from torch_ops.backend import Backend
 from torch_ops.declarations import _attention, _paged, _ragged
-from torch_ops.errors import NoBackwardError, TorchOpsError
+from torch_ops.errors import DeclarationError, NoBackwardError, TorchOpsError
 
 __all__ = ["run_layer", "run_planned"]
 
@@ -46,8 +46,22 @@ def _kernel(q: Tensor, k: Tensor, v: Tensor, slot: Tensor, route: Tensor) -> Ten
     _check(q, k, v, cache.rules)
     if q.numel() == 0 or k.numel() == 0:
         return q.new_zeros(q.shape)  # there is nothing to attend
-    out = cache.run(override, q, k, v)
-    return out if out.is_contiguous() else out.contiguous()  # what the fake promises
+    return _as_promised(cache.run(override, q, k, v), q)
+
+
+def _as_promised(out: Tensor, q: Tensor) -> Tensor:
+    """Give a backend's result as the fake does, on which compiled code relies."""
+    if not isinstance(out, Tensor) or out.dtype is not q.dtype or out.shape != q.shape:
+        raise DeclarationError(
+            f"Attention: the backend's run returned {_shown(out)} (accepted: {_shown(q)}, as 'q')"
+        )
+    return out if out.is_contiguous() else out.contiguous()
+
+
+def _shown(value: object) -> str:
+    if not isinstance(value, Tensor):
+        return f"a {type(value).__name__}"
+    return f"{value.dtype} {list(value.shape)}"
 
 
 def _fake(q: Tensor, k: Tensor, v: Tensor, slot: Tensor, route: Tensor) -> Tensor:
@@ -146,8 +160,7 @@ def _planned_kernel(
         planned.judged.add(call)
     if q.numel() == 0 or k.numel() == 0:
         return q.new_zeros(q.shape)
-    out = cache.run_planned(override, q, k, v, tables, planned)
-    return out if out.is_contiguous() else out.contiguous()
+    return _as_promised(cache.run_planned(override, q, k, v, tables, planned), q)
 
 
 def _planned_fake(
