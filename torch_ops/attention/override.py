@@ -71,7 +71,10 @@ class OverrideToken(AbstractContextManager["OverrideToken"]):
 
         Raises:
             AttentionOverrideError: a later override of one of the layers stands; nothing changes.
+            CaptureError: a stream is capturing.
         """
+        if self._before:
+            refuse_now("Undoing an attention override")
         with _lock:
             late: dict[str, tuple[str, ...]] = {
                 name: (f"changed later, by override {layer._changed_by}; undo that one first",)
