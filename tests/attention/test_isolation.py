@@ -413,6 +413,26 @@ def test_layers_are_prepared_once_by_many_threads(script: Any) -> None:
 
 
 @pytest.mark.usefixtures("script")
+def test_a_copy_that_is_made_meanwhile_loses_no_override(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shallow copy is of the group of its original, and brings its own override."""
+    model = support.stack(2)
+    override_attention_backend(model, "torch_math")
+    of, copies = group.State.of, []
+    thread = threading.Thread(target=lambda: copies.append(copy.copy(support.layers(model)[0])))
+
+    def slowly(overrides: Any) -> group.State:
+        if thread.ident is None:
+            thread.start()
+            thread.join(0.2)  # it waits, or has changed meanwhile what is being changed here
+        return of(overrides)
+
+    monkeypatch.setattr(group.State, "of", slowly)
+    override_attention_backend(model, "torch_flash")
+    thread.join()
+    assert support.backends(model) == ["torch_flash"] * 2
+    assert copies[0]._override is not None
+
+
 def test_overrides_of_two_threads_are_all_or_none() -> None:
     """Whoever comes last has all layers: two overrides of one model never mix."""
     model = support.stack(6)

@@ -10,6 +10,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from torch_ops import locks
 from torch_ops.attention.backend import AttentionBackend
 from torch_ops.attention.cache import Cache
 from torch_ops.attention.choice import LayerRules, choose_member
@@ -22,6 +23,7 @@ from torch_ops.errors import listing
 
 __all__ = ["Attention", "commit", "unite"]
 
+_lock = locks.reentrant()
 _PER_OBJECT = ("_cache", "_slot", "_changed_by")
 
 
@@ -224,30 +226,32 @@ def commit(overrides: Mapping[Attention, Target | None]) -> None:
     Several groups change in one step: `map` and `setattr` are C, so that the interpreter lets no
     other thread in between.
     """
-    groups = {layer._group for layer in overrides}
-    routes = {
-        group: group.route_of(
-            {
-                layer._cache.slot: override
-                for layer, override in overrides.items()
-                if layer._group is group
-            }
-        )
-        for group in groups
-    }
-    deque(map(setattr, routes, repeat("route"), routes.values()), maxlen=0)
+    with _lock:  # a copy of a layer commits, too, while another thread's override may
+        groups = {layer._group for layer in overrides}
+        routes = {
+            group: group.route_of(
+                {
+                    layer._cache.slot: override
+                    for layer, override in overrides.items()
+                    if layer._group is group
+                }
+            )
+            for group in groups
+        }
+        deque(map(setattr, routes, repeat("route"), routes.values()), maxlen=0)
 
 
 def unite(layers: Iterable[Attention]) -> None:
     """Let layers change together from now on, by a group of their own."""
     layers = list(layers)
-    groups = {layer._group for layer in layers}
-    if len(groups) == 1 and groups != {default_group}:
-        return
-    group = Group()
-    group.route = group.route_of({layer._cache.slot: layer._override for layer in layers})
-    inside = [layer.__dict__ for layer in layers]
-    deque(map(dict.__setitem__, inside, repeat("_group"), repeat(group)), maxlen=0)
+    with _lock:
+        groups = {layer._group for layer in layers}
+        if len(groups) == 1 and groups != {default_group}:
+            return
+        group = Group()
+        group.route = group.route_of({layer._cache.slot: layer._override for layer in layers})
+        inside = [layer.__dict__ for layer in layers]
+        deque(map(dict.__setitem__, inside, repeat("_group"), repeat(group)), maxlen=0)
 
 
 def _not_a_tensor(**arguments: object) -> TypeError:
