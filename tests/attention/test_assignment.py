@@ -75,7 +75,7 @@ def test_a_role_without_a_layer_is_an_error(model: nn.ModuleDict) -> None:
 def test_what_names_no_role_is_an_error(
     by_role: Any, kind: type[Exception], model: nn.ModuleDict
 ) -> None:
-    with pytest.raises(kind, match="argument 'by_role' is .*at least one role"):
+    with pytest.raises(kind, match=r"argument 'by_role' is .*at least one role"):
         assign_attention_backends(model, by_role)
 
 

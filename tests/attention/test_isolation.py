@@ -412,7 +412,6 @@ def test_layers_are_prepared_once_by_many_threads(script: Any) -> None:
     assert script.counts["prepare", "scripted_one"] == 1
 
 
-@pytest.mark.usefixtures("script")
 def test_a_copy_that_is_made_meanwhile_loses_no_override(monkeypatch: pytest.MonkeyPatch) -> None:
     """A shallow copy is of the group of its original, and brings its own override."""
     model = support.stack(2)
@@ -433,6 +432,7 @@ def test_a_copy_that_is_made_meanwhile_loses_no_override(monkeypatch: pytest.Mon
     assert copies[0]._override is not None
 
 
+@pytest.mark.usefixtures("script")
 def test_overrides_of_two_threads_are_all_or_none() -> None:
     """Whoever comes last has all layers: two overrides of one model never mix."""
     model = support.stack(6)

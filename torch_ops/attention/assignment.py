@@ -54,10 +54,9 @@ def assign_attention_backends(
     """
     refuse_now("An attention override")
     if not isinstance(by_role, Mapping) or not by_role:
-        kind = TypeError if not isinstance(by_role, Mapping) else ValueError
-        raise kind(
-            f"Attention backends by role: argument 'by_role' is {by_role!r} (accepted: a mapping of "
-            "at least one role to its backends)"
+        raise (ValueError if isinstance(by_role, Mapping) else TypeError)(
+            f"Attention backends by role: argument 'by_role' is {by_role!r} (accepted: a mapping "
+            "of at least one role to its backends)"
         )
     targets = {role: None if value is None else target_of(value) for role, value in by_role.items()}
     everything = select(model, None)
