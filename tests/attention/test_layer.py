@@ -68,8 +68,9 @@ def test_geometry_is_what_was_given() -> None:
         ({"scale": float("nan")}, "argument 'scale' is nan (accepted: a finite number)"),
         ({"scale": float("inf")}, "argument 'scale' is inf (accepted: a finite number)"),
         ({"scale": "1"}, "argument 'scale' is '1' (accepted: a finite number)"),
-        ({"window_left": -2}, "argument 'window_left' is -2 (accepted: an int >= -1)"),
-        ({"window_left": 2.5}, "argument 'window_left' is 2.5 (accepted: an int >= -1)"),
+        ({"window_left": -2}, "argument 'window_left' is -2 (accepted: an int >= -1 of 64 bits)"),
+        ({"window_left": 2.5}, "argument 'window_left' is 2.5 (accepted: an int >= -1 of 64 bits)"),
+        ({"window_left": 2**63}, f"is {2**63} (accepted: an int >= -1 of 64 bits)"),
         (
             {"logits_soft_cap": -1.0},
             "argument 'logits_soft_cap' is -1.0 (accepted: a finite number >= 0)",

@@ -297,9 +297,10 @@ def _check_numbers(
         )
     if scale is not None and not _is_finite(scale):
         raise ValueError(f"Attention: argument 'scale' is {scale!r} (accepted: a finite number)")
-    if not isinstance(window_left, int) or window_left < -1:
+    if not isinstance(window_left, int) or not -1 <= window_left < 2**63:
         raise ValueError(
-            f"Attention: argument 'window_left' is {window_left!r} (accepted: an int >= -1)"
+            f"Attention: argument 'window_left' is {window_left!r} "
+            "(accepted: an int >= -1 of 64 bits)"
         )
     if not _is_finite(logits_soft_cap) or logits_soft_cap < 0:
         raise ValueError(
