@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 import torch_ops
 from torch_ops.attention import (
@@ -183,6 +184,17 @@ def test_gradients_are_refused(layer: Attention, name: str) -> None:
         assert not layer(**call).requires_grad
     with torch.inference_mode():
         layer(**call)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # PyTorch's own
+def test_tangents_are_refused(layer: Attention, script: Any) -> None:
+    q, k, v = support.inputs(layer)
+    apply_attention_backend_override(layer, "scripted_one")  # knows of none, and would lose them
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(q, torch.ones_like(q))
+        with pytest.raises(torch_ops.NoBackwardError, match="has a tangent and layers have no"):
+            layer(dual, k, v)
+        assert layer(q, k, v).eq(1).all()
 
 
 def test_output_is_fresh_and_contiguous(layer: Attention) -> None:

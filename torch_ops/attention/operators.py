@@ -20,8 +20,11 @@ from torch_ops.attention.prepared import Place
 from torch_ops.backend import Backend
 from torch_ops.declarations import _attention, _paged, _ragged
 from torch_ops.errors import DeclarationError, NoBackwardError, TorchOpsError
+from torch_ops.transforms import any_tangent
 
 __all__ = ["run_layer", "run_planned"]
+
+_forward_ad = torch.autograd.forward_ad
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, rules: LayerRules | None) -> None:
@@ -73,12 +76,17 @@ def _fake(q: Tensor, k: Tensor, v: Tensor, slot: Tensor, route: Tensor) -> Tenso
 
 def _refuse_grad(q: Tensor, k: Tensor, v: Tensor) -> None:
     if torch._C.is_grad_enabled() and torch._C._any_requires_grad(q, k, v):
-        raise NoBackwardError(
-            "Attention: an input requires grad and layers have no backward (accepted: inputs "
-            "without grad, or calls under torch.no_grad() or torch.inference_mode()); "
-            "torch_ops.ops.attention has one",
-            op="attention",
-        )
+        wanted, accepted = "requires grad", "grad, or calls under torch.no_grad() or "
+        accepted += "torch.inference_mode()"
+    elif _forward_ad._current_level >= 0 and any_tangent((q, k, v)):
+        wanted, accepted = "has a tangent", "tangents of forward mode"
+    else:
+        return
+    raise NoBackwardError(
+        f"Attention: an input {wanted} and layers have no backward (accepted: inputs without "
+        f"{accepted}); torch_ops.ops.attention has one",
+        op="attention",
+    )
 
 
 def _traced() -> None:
