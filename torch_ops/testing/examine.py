@@ -144,8 +144,11 @@ class Examiner:
             ViolationError: A compiler is told or given something else than eager calls are.
         """
         args = build(spec, self.device)
-        if self.subject.refuses(tuple(args.values())) is not None or not self.admits(args):
-            return False
+        try:
+            if self._refuses(args) is not None or not self.admits(args):
+                return False
+        except ViolationError as broken:
+            raise ViolationError(broken.layer, broken.detail, spec.to_json()) from broken.__cause__
         op, name = self.proof.op, self.subject.name
         steps: dict[str, Callable[[], None]] = {
             "opcheck": lambda: opcheck(op, name, args, spec.to_json()),
@@ -181,7 +184,8 @@ class Examiner:
         if not self.admits(args):
             tally.left_out += 1
             return None
-        reason = self.subject.refuses(tuple(args.values()))
+        with self._watched():
+            reason = self._refuses(args)
         if reason is not None:
             tally.refuse(spec, reason)
             return None
@@ -226,9 +230,11 @@ class Examiner:
         return self._call(args)
 
     def _call(self, args: Arguments) -> tuple[Tensor, ...]:
-        watched = left_alone(self.device) if self._wants("contract") else contextlib.nullcontext()
-        with watched:
+        with self._watched():
             return call(self.subject, self.proof, args)
+
+    def _watched(self) -> contextlib.AbstractContextManager[None]:
+        return left_alone(self.device) if self._wants("contract") else contextlib.nullcontext()
 
     def _other(self, op: str, *args: Any) -> Any:
         """Another op by the same backend; the reference for what is no backend."""

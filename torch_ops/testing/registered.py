@@ -19,7 +19,7 @@ from torch_ops.testing.arguments import build
 from torch_ops.testing.compare import ViolationError
 from torch_ops.testing.proof import Proof
 from torch_ops.testing.spec import Spec
-from torch_ops.testing.subject import Subject
+from torch_ops.testing.subject import Subject, asked
 
 CPU = torch.device("cpu")
 
@@ -39,7 +39,7 @@ def registered(op: str, backend: str, device: torch.device = CPU) -> Subject:
         if platform is None:
             msg = f"op {op!r}: no tensor among the arguments: there is no platform to judge"
             raise ValueError(msg)
-        candidate = judge(spec, platform, args, strict=True)
+        candidate = asked(functools.partial(judge, strict=True), spec, platform, args)
         return None if candidate.usable else "; ".join(candidate.reasons)
 
     on_rocm = device.type == "cuda" and torch.version.hip is not None

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from torch_ops.contracts import PROMISES
+from torch_ops.errors import TorchOpsError
 from torch_ops.testing.compare import DeviceLostError, ViolationError
 from torch_ops.testing.proof import Arguments, Proof
 
@@ -51,7 +52,7 @@ def subject_of(function: Callable[..., Any], name: str | None = None) -> Subject
     are what it promises.
     """
     supports = getattr(function, "supports", None)
-    refuses = _never if supports is None else lambda args: _reason(supports(*args))
+    refuses = _never if supports is None else lambda args: _reason(asked(supports, *args))
     label = name or str(getattr(function, "__name__", type(function).__name__))
     stated = {promise: getattr(function, promise, None) for promise in PROMISES}
     promises = {promise: value for promise, value in stated.items() if value is not None}
@@ -60,6 +61,21 @@ def subject_of(function: Callable[..., Any], name: str | None = None) -> Subject
             msg = f"{label}.{promise}: received {value!r}, accepted a bool"
             raise TypeError(msg)
     return Subject(label, function, refuses, _never, registered=False, promises=promises)
+
+
+def asked(supports: Callable[..., Any], *args: Any) -> Any:
+    """Asks a predicate.
+
+    Raises:
+        ViolationError: It raised something else than an error of ours.
+    """
+    try:
+        return supports(*args)
+    except TorchOpsError:
+        raise
+    except Exception as error:
+        detail = f"supports() raised {type(error).__name__}: {error}"
+        raise ViolationError("contract", detail) from error
 
 
 def _reason(answer: object) -> str | None:
