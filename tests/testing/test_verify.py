@@ -197,6 +197,15 @@ def test_a_lost_gpu_ends_the_proof_with_the_example_that_lost_it() -> None:
     assert result.cells[2].reason.startswith("not run: the GPU's context was lost")
 
 
+def test_a_long_error_is_shortened() -> None:
+    def kernel(x: Tensor) -> Tensor:
+        raise RuntimeError("note\n" * 100_000 + "the cause")
+
+    (failure, *_) = _verify(kernel).failures
+    assert failure.detail.endswith("the cause")
+    assert len(failure.detail) < 3000
+
+
 def test_a_predicate_that_raises_is_red() -> None:
     def supports(x: Tensor) -> str | None:
         return f"width {x.shape[-1] % 4} of {12 // (x.shape[-1] - 2)}"
