@@ -394,5 +394,5 @@ def test_what_is_prepared_in_inference_mode_may_be_written_outside_of_it(install
         with torch.inference_mode():
             layer(*inputs)
         layer(*inputs)
-    prepared: Any = layer._cache.get(AttentionBackend("acme"), layer._cache.last)
+    prepared: Any = layer._cache.get(AttentionBackend("acme"), layer._place())
     assert prepared.runs.item() == 4, "two at first, then these"

@@ -294,7 +294,7 @@ class AttentionMetadata:
             _refuse("pages", repr(pages), "lists of pages", kind=TypeError)
         if len(pages) != len(kv_lens):
             _refuse("pages", f"of {len(pages)} sequences", f"{len(kv_lens)}, as kv_lens")
-        index, own = 0, pages
+        index, own = 0, pages[0] if len(pages) else ()
         try:
             for index, (own, length) in enumerate(zip(pages, kv_lens, strict=True)):
                 if len(own) != -(-length // size):
