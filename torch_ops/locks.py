@@ -4,22 +4,31 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from typing import Any
 
 __all__ = ["lock", "reentrant"]
 
+_made: weakref.WeakSet[Any] = weakref.WeakSet()
 
-def _renewed(made: Any) -> Any:
-    os.register_at_fork(after_in_child=made._at_fork_reinit)
-    return made
+
+def _renew() -> None:
+    for made in list(_made):
+        made._at_fork_reinit()
+
+
+os.register_at_fork(after_in_child=_renew)
 
 
 def lock() -> threading.Lock:
-    """Make a lock that is free in a forked child. For locks that are kept for ever."""
-    made: threading.Lock = _renewed(threading.Lock())
+    """Make a lock that is free in a forked child."""
+    made = threading.Lock()
+    _made.add(made)
     return made
 
 
 def reentrant() -> Any:
-    """Make a reentrant lock that is free in a forked child. For locks that are kept for ever."""
-    return _renewed(threading.RLock())
+    """Make a reentrant lock that is free in a forked child."""
+    made = threading.RLock()
+    _made.add(made)
+    return made

@@ -23,6 +23,7 @@ __all__ = [
     "forget_failures",
     "load_failure",
     "once",
+    "shortened",
 ]
 
 T = TypeVar("T")
@@ -66,7 +67,7 @@ def once(key: Hashable, what: str, build: Callable[[], T]) -> T:
     if key in _made:
         return _made[key]  # type: ignore[return-value]
     with _lock:
-        lock = _locks.setdefault(key, threading.RLock())
+        lock = _locks.setdefault(key, locks.reentrant())
     with lock:
         if key in _made:
             return _made[key]  # type: ignore[return-value]
@@ -80,7 +81,7 @@ def once(key: Hashable, what: str, build: Callable[[], T]) -> T:
         try:
             made = build()
         except Exception as error:
-            fail(key, f"{what}: {type(error).__name__}: {_shortened(str(error))}")
+            fail(key, f"{what}: {type(error).__name__}: {shortened(str(error))}")
             raise KernelLoadError(_failures[key]) from error
         _made[key] = made
         return made
@@ -108,7 +109,7 @@ def load_failure(error: BaseException) -> str | None:
         return str(error)
     text = str(error)
     if any(phrase in text for phrase in _LOAD_FAILURES):
-        return f"{type(error).__name__}: {_shortened(text)}"
+        return f"{type(error).__name__}: {shortened(text)}"
     return None
 
 
@@ -120,7 +121,7 @@ def capturing() -> bool:
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
-def _shortened(text: str) -> str:
+def shortened(text: str) -> str:
     """Keep beginning and end: a compiler's output can be megabytes, its error comes last."""
     half = _TEXT // 2
     return text if len(text) <= _TEXT else f"{text[:half]} [...] {text[-half:]}"

@@ -19,6 +19,7 @@ __all__ = ["backward", "forward", "takes"]
 _aten = torch.ops.aten
 _GRID = 2**16  # batches and heads are counted by blocks
 _VECTOR = 16  # bytes that are read at once
+_LONGEST = 2**31 - 1  # the kernels' windows have 32 bits
 
 
 def takes(
@@ -61,7 +62,7 @@ def forward(
     """
     out, lse, *_ = _aten._flash_attention_forward(
         *map(_readable, (q, k, v)), None, None, q.shape[1], k.shape[1], 0.0, is_causal, False,
-        scale=scale, window_size_left=window_left, window_size_right=-1,
+        scale=scale, window_size_left=min(window_left, _LONGEST), window_size_right=-1,
     )  # fmt: skip
     lse = lse.transpose(1, 2).contiguous()
     return out.contiguous(), lse.masked_fill_(lse == math.inf, math.nan)
@@ -86,7 +87,7 @@ def backward(
     found = _aten._flash_attention_backward(
         *map(_readable, (grad, q, k, v, out)), lse.transpose(1, 2).contiguous(), None, None,
         q.shape[1], k.shape[1], 0.0, is_causal, state, state, scale=scale,
-        window_size_left=window_left, window_size_right=-1,
+        window_size_left=min(window_left, _LONGEST), window_size_right=-1,
     )  # fmt: skip
     grad_q, grad_k, grad_v = (t.contiguous() for t in found)
     return grad_q, grad_k, grad_v

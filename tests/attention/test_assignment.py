@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from copy import deepcopy
+from typing import Any
 
 import pytest
 import torch
@@ -68,6 +69,14 @@ def test_a_role_without_a_layer_is_an_error(model: nn.ModuleDict) -> None:
     ):
         assign_attention_backends(model, {"self": "torch_math", "crosss": "torch_math"})
     assert attention_state(model) == state
+
+
+@pytest.mark.parametrize(("by_role", "kind"), [({}, ValueError), ([("self", "triton")], TypeError)])
+def test_what_names_no_role_is_an_error(
+    by_role: Any, kind: type[Exception], model: nn.ModuleDict
+) -> None:
+    with pytest.raises(kind, match=r"argument 'by_role' is .*at least one role"):
+        assign_attention_backends(model, by_role)
 
 
 def test_one_refused_phase_of_one_role_moves_nothing(model: nn.ModuleDict) -> None:

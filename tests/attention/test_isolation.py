@@ -6,6 +6,8 @@ import asyncio
 import copy
 import gc
 import itertools
+import os
+import signal
 import sys
 import threading
 import tracemalloc
@@ -305,6 +307,33 @@ def test_layers_go_on_while_an_override_prepares(script: Any) -> None:
     assert model(*inputs).eq(1).all()
 
 
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_does_not_wait_for_what_another_thread_prepares(script: Any) -> None:
+    layer = Attention(4, 8, 2, scale=1.0, backend="scripted_two")
+    inputs = support.inputs(layer)
+    preparing, done = threading.Event(), threading.Event()
+
+    def slow() -> object:
+        preparing.set()
+        assert done.wait(60)
+        return None
+
+    script.acts["prepare", "scripted_one", 1.0] = slow
+    thread = threading.Thread(target=override_attention_backend, args=(layer, "scripted_one"))
+    thread.start()
+    assert preparing.wait(60)
+    child = os.fork()
+    if child == 0:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(20)  # a child that waits for ever ends by this
+        layer(*inputs)
+        os._exit(0)
+    status = os.waitpid(child, 0)[1]
+    done.set()
+    thread.join()
+    assert os.waitstatus_to_exitcode(status) == 0
+
+
 def test_a_plan_in_the_making_does_not_outlive_a_change(script: Any) -> None:
     layer = Attention(4, 8, 2, scale=1.0, backend="scripted_one")
     inputs = support.inputs(layer)
@@ -381,6 +410,26 @@ def test_layers_are_prepared_once_by_many_threads(script: Any) -> None:
     assert len(outputs) == 16
     assert all(out.eq(1).all() for out in outputs)
     assert script.counts["prepare", "scripted_one"] == 1
+
+
+def test_a_copy_that_is_made_meanwhile_loses_no_override(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shallow copy is of the group of its original, and brings its own override."""
+    model = support.stack(2)
+    override_attention_backend(model, "torch_math")
+    of, copies = group.State.of, []
+    thread = threading.Thread(target=lambda: copies.append(copy.copy(support.layers(model)[0])))
+
+    def slowly(overrides: Any) -> group.State:
+        if thread.ident is None:
+            thread.start()
+            thread.join(0.2)  # it waits, or has changed meanwhile what is being changed here
+        return of(overrides)
+
+    monkeypatch.setattr(group.State, "of", slowly)
+    override_attention_backend(model, "torch_flash")
+    thread.join()
+    assert support.backends(model) == ["torch_flash"] * 2
+    assert copies[0]._override is not None
 
 
 @pytest.mark.usefixtures("script")

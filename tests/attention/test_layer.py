@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 import torch_ops
 from torch_ops.attention import (
@@ -25,6 +26,7 @@ from torch_ops.attention import (
     group,
     operators,
     override_attention_backend,
+    prepare_attention_backend_override,
 )
 
 from . import support
@@ -67,8 +69,9 @@ def test_geometry_is_what_was_given() -> None:
         ({"scale": float("nan")}, "argument 'scale' is nan (accepted: a finite number)"),
         ({"scale": float("inf")}, "argument 'scale' is inf (accepted: a finite number)"),
         ({"scale": "1"}, "argument 'scale' is '1' (accepted: a finite number)"),
-        ({"window_left": -2}, "argument 'window_left' is -2 (accepted: an int >= -1)"),
-        ({"window_left": 2.5}, "argument 'window_left' is 2.5 (accepted: an int >= -1)"),
+        ({"window_left": -2}, "argument 'window_left' is -2 (accepted: an int >= -1 of 64 bits)"),
+        ({"window_left": 2.5}, "argument 'window_left' is 2.5 (accepted: an int >= -1 of 64 bits)"),
+        ({"window_left": 2**63}, f"is {2**63} (accepted: an int >= -1 of 64 bits)"),
         (
             {"logits_soft_cap": -1.0},
             "argument 'logits_soft_cap' is -1.0 (accepted: a finite number >= 0)",
@@ -181,6 +184,17 @@ def test_gradients_are_refused(layer: Attention, name: str) -> None:
         assert not layer(**call).requires_grad
     with torch.inference_mode():
         layer(**call)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # PyTorch's own
+def test_tangents_are_refused(layer: Attention, script: Any) -> None:
+    q, k, v = support.inputs(layer)
+    apply_attention_backend_override(layer, "scripted_one")  # knows of none, and would lose them
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(q, torch.ones_like(q))
+        with pytest.raises(torch_ops.NoBackwardError, match="has a tangent and layers have no"):
+            layer(dual, k, v)
+        assert layer(q, k, v).eq(1).all()
 
 
 def test_output_is_fresh_and_contiguous(layer: Attention) -> None:
@@ -351,6 +365,36 @@ def test_overrides_are_prepared_where_the_layer_is_called(script: Any) -> None:
     assert script.counts["prepare", "scripted_two"] == 1
     layer(*support.inputs(layer, dtype=torch.float64))
     assert script.counts["prepare", "scripted_two"] == 1, "it wasn't prepared where it was moved"
+
+
+def test_a_layer_knows_where_it_was_called_last(layer: Attention) -> None:
+    for dtype in (torch.float32, torch.float16, torch.float32):
+        layer(*support.inputs(layer, dtype=dtype))
+        assert layer._place().dtype == dtype
+
+
+def test_a_layer_that_moved_away_and_back_notes_its_calls_again(script: Any) -> None:
+    layer = support.layers(support.stack(1))[0]
+    narrow = support.inputs(layer, dtype=torch.bfloat16)
+    layer(*narrow)
+    layer.to(torch.float64).to(torch.float32)
+    layer(*narrow)  # its plan was made before
+    apply_attention_backend_override(layer, "scripted_one")
+    script.acts["prepare", "scripted_one", 1.0] = pytest.fail
+    assert layer(*narrow).eq(1).all()
+
+
+def test_a_call_while_an_override_prepares_is_prepared_by_the_next_one(script: Any) -> None:
+    layer = support.layers(support.stack(1))[0]
+    narrow = support.inputs(layer, dtype=torch.bfloat16)
+    layer(*support.inputs(layer))
+    script.acts["prepare", "scripted_one", 1.0] = lambda: layer(*narrow) is None or None
+    prepare_attention_backend_override(layer, "scripted_one")
+    script.acts.clear()
+    override_attention_backend(layer, "scripted_one")
+    assert script.counts["prepare", "scripted_one"] == 2
+    layer(*narrow)
+    assert script.counts["prepare", "scripted_one"] == 2
 
 
 def test_layers_on_meta_are_overridden_and_moved_back() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import pickle
+from array import array
 from collections.abc import Callable, Sequence
 from copy import copy, deepcopy
 from typing import Any
@@ -212,6 +213,12 @@ def test_plans_are_made_once_for_layers_alike_and_follow_each_step(install: Inst
     assert len(log) == 4
 
 
+def test_backends_that_plan_nothing_are_not_kept(layer: Attention) -> None:
+    metadata = AttentionMetadata.ragged([2], [3], device="cpu")
+    layer(*packed(layer, [2], [3]), metadata)
+    assert not metadata._plans
+
+
 def test_a_plan_that_fails_leaves_everything_as_it_was(install: Install) -> None:
     install("acme", PLANNING)
     layer, metadata = Attention(4, 8, 2, backend="acme"), step([3, 6], max_kv_len=9)
@@ -290,6 +297,7 @@ BAD_PLANS = [
     (([1, 1], [9, 9], [[0, 1, 2], [3, 4, 5]]), "of 6 pages .*at most 4"),
     (([1, 1], [3, 6], None), "argument 'pages' is None .*lists of pages"),
     (([1, 1], [3], [[0]]), "argument 'kv_lens' is of 1 sequences .*2, as query_lens"),
+    (([1, 1], [3, 6], [[0], [1, 2**40]]), rf"pages\[1\]' is \[1, {2**40}\] .*pages 0 to 11"),
 ]
 
 
@@ -333,6 +341,71 @@ def test_lengths_are_whole_numbers() -> None:
     with pytest.raises(TypeError, match=r"'kv_lens' is \[3.5, 6\] \(accepted: whole numbers\)"):
         metadata.plan([1, 1], [3.5, 6], [[0], [1, 2]])  # type: ignore[list-item]
     assert metadata.kv_lens == (9, 1)
+
+
+@pytest.mark.parametrize("pages", [[[0], [1, 2.0]], [[0], 5], 5], ids=str)
+def test_pages_are_lists_of_whole_numbers(pages: Any) -> None:
+    metadata = step([9, 1])
+    with pytest.raises(
+        TypeError, match=r"argument 'pages(\[1\])?' is .*\(accepted: (lists of )?pages"
+    ):
+        metadata.plan([1, 1], [3, 6], pages)
+    assert metadata.kv_lens == (9, 1)
+
+
+def test_lengths_and_pages_may_be_arrays_and_tensors(layer: Attention) -> None:
+    made = AttentionMetadata.paged(
+        torch.tensor([1, 1]),  # type: ignore[arg-type]
+        array("q", [3, 4]),
+        torch.tensor([[7], [2]]),  # type: ignore[arg-type]
+        page_size=torch.tensor(PAGE),  # type: ignore[arg-type]
+        num_pages=torch.tensor(POOL),  # type: ignore[arg-type]
+        device="cpu",
+    )
+    assert (made.query_lens, made.kv_lens, made.pool) == ((1, 1), (3, 4), (POOL, PAGE))
+    assert [type(most) for most in made.tables[4:]] == [int, int]
+    assert made._buffer.tolist() == [0, 1, 2, 0, 1, 2, 3, 4, 7, 2]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "kind", "text"),
+    [
+        ({"page_size": 0}, ValueError, "'page_size' is 0 .*from 1 to"),
+        ({"page_size": None}, TypeError, "'page_size' is None .*an int"),
+        ({"page_size": 2.5}, TypeError, "'page_size' is 2.5 .*an int"),
+        ({"num_pages": -1}, ValueError, "'num_pages' is -1 .*from 0 to"),
+        ({"max_query_len": -1}, ValueError, "'max_query_len' is -1 .*from 0 to"),
+        ({"max_kv_len": 2**31}, ValueError, "'max_kv_len' is 2147483648 .*to 2147483647"),
+        ({"max_query_len": 2**23, "max_kv_len": 2**23}, ValueError, "'max_kv_len' is .*at most"),
+        ({"max_pages": -1}, ValueError, "'max_pages' is -1 .*from 0 to"),
+        ({"query_lens": 5}, TypeError, "'query_lens' is 5 .*whole numbers"),
+        ({"kv_lens": [2, -1]}, ValueError, r"'kv_lens' is \[2, -1\] .*lengths from 0 to 2"),
+    ],
+    ids=str,
+)
+def test_numbers_of_metadata_are_checked(numbers: Any, kind: type[Exception], text: str) -> None:
+    given = {"query_lens": [1, 1], "kv_lens": [3, 4], "pages": [[0], [1]], "page_size": PAGE}
+    with pytest.raises(kind, match=text):
+        AttentionMetadata.paged(**{**given, "num_pages": POOL, "device": "cpu", **numbers})
+
+
+def test_rows_of_all_sequences_are_no_more_than_tables_can_tell() -> None:
+    with pytest.raises(ValueError, match=r"'sum\(query_lens\)' is 2147483648 .*to 2147483647"):
+        AttentionMetadata.ragged([2**30, 2**30], [1, 1], device="cpu")
+
+
+@pytest.mark.parametrize("copied", [lambda m: m, deepcopy], ids=["made", "copied"])
+def test_metadata_of_inference_mode_is_planned_outside_of_it(
+    copied: Callable[[Any], Any], layer: Attention, install: Install
+) -> None:
+    install("acme", PLANNING)
+    q, (k, v) = torch.randn(2, 4, 8), (torch.randn_like(cache) for cache in caches(layer))
+    with torch.inference_mode(), torch_ops.use_backend(attention="acme"):
+        metadata: AttentionMetadata = copied(step([3, 6]))
+        assert torch.equal(layer(q, k, v, metadata)[:, 0, 0], torch.tensor([3.0, 6.0]))
+    metadata.plan([1, 1], [4, 2], [[3], [8]])
+    with torch_ops.use_backend(attention="acme"):
+        assert torch.equal(layer(q, k, v, metadata)[:, 0, 0], torch.tensor([4.0, 2.0]))
 
 
 def test_calls_that_do_not_fit_their_metadata_are_refused(layer: Attention) -> None:

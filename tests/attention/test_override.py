@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 import torch_ops
+from torch_ops import once
 from torch_ops.attention import (
     Attention,
     AttentionBackend,
@@ -649,6 +650,25 @@ def test_the_first_run_is_checked(
         override_attention_backend(layer, "scripted_one")
 
 
+@pytest.mark.parametrize(
+    ("run", "text"),
+    [
+        (lambda q: None, "returned a NoneType (accepted: torch.float32 [2, 3, 4, 8], as 'q')"),
+        (lambda q: q[:, :1].clone(), "returned torch.float32 [2, 1, 4, 8] (accepted"),
+        (lambda q: q.double(), "returned torch.float64 [2, 3, 4, 8] (accepted"),
+    ],
+    ids=["None", "shape", "dtype"],
+)
+def test_later_runs_are_checked(
+    script: Any, monkeypatch: pytest.MonkeyPatch, run: Callable[..., Any], text: str
+) -> None:
+    layer = Attention(4, 8, 2)
+    override_attention_backend(layer, "scripted_one")
+    monkeypatch.setattr(scripted().Filled, "run", lambda self, q, k, v: run(q))
+    with pytest.raises(torch_ops.DeclarationError, match=re.escape(text)):
+        layer(*support.inputs(layer))
+
+
 def test_outputs_with_other_strides_are_made_contiguous(
     script: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -679,6 +699,29 @@ def test_no_override_while_code_is_traced(model: nn.Module) -> None:
     with pytest.raises(Exception, match=text):
         torch.compile(swap, fullgraph=True, backend="eager")(*inputs)
     assert attention_state(layer) == before
+
+
+def test_an_override_is_not_undone_in_a_capture_or_in_traced_code(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    layer = Attention(4, 8, 2)
+    token = override_attention_backend(layer, "torch_math")
+    state = attention_state(layer)
+    with monkeypatch.context() as patched:
+        patched.setattr(once, "capturing", lambda: True)
+        with pytest.raises(torch_ops.CaptureError, match="Undoing an attention override"):
+            token.undo()
+
+    def undone(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        token.undo()
+        out: torch.Tensor = layer(q, k, v)
+        return out
+
+    with pytest.raises(Exception, match="Undoing an attention override can't happen inside code"):
+        torch.compile(undone, fullgraph=True, backend="eager")(*support.inputs(layer))
+    assert attention_state(layer) == state
+    token.undo()
+    assert attention_state(layer) != state
 
 
 def test_state_is_equal_for_equal_models(model: nn.Module) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import torch_ops
 from torch_ops.attention import (
@@ -377,3 +378,21 @@ def test_the_second_layer_of_a_kind_has_its_own_state(script: Any) -> None:
     assert script.counts["prepare", "scripted_one"] == 2
     first, second = (layer._cache._prepared for layer in support.layers(model))
     assert {id(p) for p in first.values()}.isdisjoint(id(p) for p in second.values())
+
+
+def test_what_is_prepared_in_inference_mode_may_be_written_outside_of_it(install: Install) -> None:
+    files = sevens("acme")
+    files["attention.py"] = files["attention.py"].replace(
+        "    def run(self, q, k, v):\n",
+        "    def __init__(self):\n        self.runs = torch.zeros(())\n\n"
+        "    def run(self, q, k, v):\n        self.runs.add_(1)\n",
+    )
+    install("acme", files)
+    layer = Attention(4, 8, 2)
+    inputs = support.inputs(layer)
+    with torch_ops.use_backend(attention="acme"):
+        with torch.inference_mode():
+            layer(*inputs)
+        layer(*inputs)
+    prepared: Any = layer._cache.get(AttentionBackend("acme"), layer._place())
+    assert prepared.runs.item() == 4, "two at first, then these"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import sys
 import threading
 from collections.abc import Iterator
 
@@ -99,6 +100,18 @@ def test_positions_in_the_memory_of_what_is_rotated_are_refused() -> None:
     q = positions.view(torch.float32).view(3, 1, 8)
     with pytest.raises(ValueError, match="memory apart from 'positions'"):
         ops.apply_rope_(q, torch.randn(3, 1, 8), torch.randn(8, 8), positions[:3])
+
+
+@pytest.mark.parametrize("window", [2**31, 2**32 + 1, sys.maxsize])
+def test_a_window_of_any_size_is_no_window(window: int) -> None:
+    q, k = torch.randn(6, 4, 8), torch.randn(3, 2, 8)
+    ends = torch.tensor([0, 6]).int(), torch.tensor([0, 3]).int()
+    for is_causal in (False, True):
+        dense, packed = (q[None], k[None], k[None], is_causal), (q, k, k, *ends, 6, 3, is_causal)
+        for call, args in ((ops.attention, dense), (ops.varlen_attention, packed)):
+            assert torch.equal(call(*args, window_left=window), call(*args))
+        layer = torch_ops.attention.Attention(4, 8, 2, is_causal=is_causal, window_left=window)
+        torch.testing.assert_close(layer(*dense[:3]), ops.attention(*dense))
 
 
 @pytest.mark.parametrize("cap", [float("inf"), 1e39, -1.0, float("nan")])

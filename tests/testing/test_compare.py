@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from torch_ops.testing.arithmetic import bits_equal, overflow_threshold, rounding, ulps
 from torch_ops.testing.compare import ViolationError, check_output, check_pairs
@@ -172,5 +172,14 @@ def test_metadata_is_that_of_the_oracle() -> None:
     for wrong in (torch.ones(2), torch.ones(1).double(), torch.ones(1, device="meta")):
         with pytest.raises(ViolationError, match=r"out: received .* expected"):
             check_metadata((wrong,), expected, _args())
+    with torch.inference_mode():
+        made = torch.ones(1)
+    for odd, text in (
+        (nn.Parameter(torch.ones(1), requires_grad=False), "received a Parameter, expected"),
+        (made, "made in inference mode"),
+        (torch._neg_view(torch.ones(1)), "its memory holds other values"),
+    ):
+        with pytest.raises(ViolationError, match=f"out: {text}"):
+            check_metadata((odd,), expected, _args())
     with pytest.raises(ViolationError, match="2 outputs, expected 1"):
         check_metadata((torch.ones(1), torch.ones(1)), expected, _args())

@@ -7,6 +7,7 @@ import dataclasses
 import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -26,10 +27,11 @@ from torch_ops.testing.classes import ClassLimit
 from torch_ops.testing.compare import ViolationError
 from torch_ops.testing.examine import Examiner, Tally
 from torch_ops.testing.isolation import Isolated, OutOfPatienceError, assignment
-from torch_ops.testing.process import IsolationError, Patience, Process
+from torch_ops.testing.process import DeathError, IsolationError, Patience, Process
 from torch_ops.testing.spec import Operand, Spec
 from torch_ops.testing.subject import subject_of
 from torch_ops.testing.verify import verify
+from torch_ops.testing.worker import Channel
 
 OP = "silu_and_mul"
 SMALLEST = 33  # a row has twice as many elements, and the faults begin after 64
@@ -239,6 +241,17 @@ list(proofs())
 def test_what_is_imported_before_the_fork_touches_no_gpu() -> None:
     """A GPU that was touched before a fork can't be used after it."""
     subprocess.run([sys.executable, "-c", _IMPORTS], check=True)
+
+
+@pytest.mark.parametrize("line", [b"counters", b"3", b"\xff"])
+def test_what_a_kernel_writes_into_the_pipe_is_its_fault(line: bytes) -> None:
+    process = Process(assignment(OP, _fault("right")), Patience())
+    channel = process._channel = Channel(*os.pipe())
+    os.write(channel.outgoing, line + b"\n")
+    with pytest.raises(DeathError, match=re.escape(f"wrote {line!r} into a file that isn't its")):
+        process._message(time.monotonic() + 1)
+    os.close(channel.incoming)
+    os.close(channel.outgoing)
 
 
 def test_patience_is_positive() -> None:

@@ -95,6 +95,14 @@ def test_a_promise_of_determinism_is_checked_unless_it_is_withdrawn() -> None:
     assert not {f.layer for f in withdrawn.failures} & {"rerun"}
 
 
+def test_inference_mode_is_no_reason_for_other_bits() -> None:
+    def kernel(x: Tensor, weight: Tensor | None = None, eps: float = 1e-6) -> Tensor:
+        out: Tensor = reference(x, weight, eps)
+        return out * 2 if torch.is_inference_mode_enabled() else out
+
+    assert {f.layer for f in cell(kernel).failures} == {"rerun"}
+
+
 def test_a_promise_is_true_or_false() -> None:
     with pytest.raises(TypeError, match=r"call\.batch_invariant: received 'yes', accepted a bool"):
         subject_of(promising(reference, batch_invariant="yes"))

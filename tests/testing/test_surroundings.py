@@ -34,6 +34,9 @@ CHANGES: dict[str, Callable[[], object]] = {
     "flushing of denormals": lambda: torch.set_flush_denormal(True),
     "float32 matmul precision": lambda: torch.set_float32_matmul_precision("medium"),
     "autocast on the CPU": lambda: torch.set_autocast_enabled("cpu", True),
+    "SDPA's kernels": lambda: torch.backends.cuda.enable_flash_sdp(False),
+    "anomaly detection": lambda: torch.autograd.set_detect_anomaly(True, check_nan=False),
+    "mkldnn.enabled": lambda: setattr(torch.backends.mkldnn, "enabled", False),
     "cudnn.deterministic": lambda: setattr(torch.backends.cudnn, "deterministic", True),
     "cudnn.benchmark": lambda: setattr(torch.backends.cudnn, "benchmark", True),
 }
@@ -104,11 +107,13 @@ def test_an_output_that_requires_grad_is_found() -> None:
         (lambda x: x.requires_grad_(), r"\(6,\), \(1,\), 0, torch.float32, True\) now, was"),
         (lambda x: x.unsqueeze_(0), r"x: an input is \(\(1, 1, 6\)"),
         (lambda x: x.resize_(3), r"x: an input is \(\(3,\)"),
+        (lambda x: x.untyped_storage().resize_(99), "x: an input lies in other memory now"),
+        (lambda x: x.set_(x.clone()), "x: an input lies in other memory now"),
     ],
-    ids=["requires_grad", "unsqueeze", "resize"],
+    ids=["requires_grad", "unsqueeze", "resize", "storage", "set"],
 )
 def test_an_input_that_is_another_tensor_afterwards_is_found(
-    change: Callable[[Tensor], Tensor], message: str
+    change: Callable[[Tensor], object], message: str
 ) -> None:
     def kernel(x: Tensor) -> Tensor:
         out = reference(x)
@@ -117,6 +122,19 @@ def test_an_input_that_is_another_tensor_afterwards_is_found(
 
     with pytest.raises(ViolationError, match=message):
         examine(kernel)
+
+
+def test_a_predicate_leaves_the_state_alone_too() -> None:
+    def supports(x: Tensor) -> None:
+        torch.set_default_dtype(torch.float64)
+
+    def kernel(x: Tensor) -> Tensor:
+        return reference(x)
+
+    kernel.supports = supports  # type: ignore[attr-defined]
+    with pytest.raises(ViolationError, match="the default dtype changed"):
+        examine(kernel)
+    assert torch.get_default_dtype() == torch.float32
 
 
 def test_matmul_precision_is_read_however_it_was_set() -> None:

@@ -228,6 +228,26 @@ def test_a_lost_gpu_ends_the_proof_with_the_example_that_lost_it() -> None:
     assert result.cells[2].reason.startswith("not run: the GPU's context was lost")
 
 
+def test_a_long_error_is_shortened() -> None:
+    def kernel(x: Tensor) -> Tensor:
+        raise RuntimeError("note\n" * 100_000 + "the cause")
+
+    (failure, *_) = _verify(kernel).failures
+    assert failure.detail.endswith("the cause")
+    assert len(failure.detail) < 3000
+
+
+def test_a_predicate_that_raises_is_red() -> None:
+    def supports(x: Tensor) -> str | None:
+        return f"width {x.shape[-1] % 4} of {12 // (x.shape[-1] - 2)}"
+
+    result = _verify(_supporting(_copy(), supports))
+    assert not result.ok
+    failure = result.failures[0]
+    assert failure.detail.startswith("supports() raised ZeroDivisionError: ")
+    assert json.loads(failure.spec)["dims"]["half"] == 1
+
+
 def test_supports_answers_none_or_a_reason() -> None:
     with pytest.raises(TypeError, match="supports: received True, accepted None or a reason"):
         _verify(_supporting(_copy(), lambda x: True))

@@ -49,9 +49,15 @@ def assign_attention_backends(
         AttentionOverrideError: no layer has one of the roles, or a layer can't run its target.
             Nothing was changed.
         CaptureError: a stream is capturing.
-        ValueError: a target is unknown.
+        TypeError: ``by_role`` is no mapping.
+        ValueError: a target is unknown, or there is none.
     """
     refuse_now("An attention override")
+    if not isinstance(by_role, Mapping) or not by_role:
+        raise (ValueError if isinstance(by_role, Mapping) else TypeError)(
+            f"Attention backends by role: argument 'by_role' is {by_role!r} (accepted: a mapping "
+            "of at least one role to its backends)"
+        )
     targets = {role: None if value is None else target_of(value) for role, value in by_role.items()}
     everything = select(model, None)
     roles = {name: role_of(layer) for name, layer in everything.items()}

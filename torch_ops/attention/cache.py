@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch import Tensor
 
-from torch_ops import once, policy, tracing
+from torch_ops import locks, once, policy, tracing
 from torch_ops.attention.backend import AttentionBackend
 from torch_ops.attention.choice import LayerRules, MemberChoice, choose_member
 from torch_ops.attention.metadata import AttentionMetadata, Tables
@@ -37,13 +36,13 @@ class Cache:
     def __init__(self, rules: LayerRules) -> None:
         self.rules = rules
         self.slot = 0
-        self.seen: set[Place] = set()
+        self.seen: frozenset[Place] = frozenset()
         self.last: Place | None = None
         self.decoded = False
         self._prepared: dict[_Key, PreparedAttention] = {}
-        self._fit: dict[AttentionBackend, int] = {}
+        self._fit: dict[AttentionBackend, tuple[int, frozenset[Place]]] = {}
         self._plans: tuple[int, dict[Any, _Run]] = (-1, {})
-        self._lock = threading.RLock()
+        self._lock, self._noting = locks.reentrant(), locks.lock()
 
     def run(self, override: Target | None, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attend with an override, or else with what is chosen now for the device and dtype."""
@@ -72,6 +71,7 @@ class Cache:
             # One store of both: a plan that is still being made under the old one stays there.
             plans = {}
             self._plans = (now, plans)
+        self.last = place
         key = (override, policy.current_scope(), place)
         run = plans.get(key)
         if run is None:
@@ -129,28 +129,30 @@ class Cache:
 
     def fit(self, members: Iterable[AttentionBackend], generation: int) -> bool:
         """Whether families are prepared wherever the layer was seen, and nothing changed since."""
-        fit = self._fit
-        for member in members:  # noqa: SIM110  # a generator for each layer would cost more
-            if fit.get(member) != generation:
+        fit, seen = self._fit, self.seen
+        for member in members:
+            found = fit.get(member)
+            if found is None or found[0] != generation or found[1] is not seen:
                 return False
         return True
 
-    def judged(self, member: AttentionBackend, generation: int) -> None:
-        """Remember that a family fits under a policy's generation."""
-        self._fit[member] = generation
+    def judged(self, member: AttentionBackend, generation: int, places: frozenset[Place]) -> None:
+        """Remember that a family fits under a policy's generation at what was `seen` then."""
+        self._fit[member] = generation, places
 
     def note(self, place: Place) -> None:
         """Remember where the layer is called, which need not be where it was moved to."""
-        if place not in self.seen:
-            self._fit.clear()
-            self.seen.add(place)
-        self.last = place
+        with self._noting:
+            if place not in self.seen:
+                self.seen = self.seen | {place}
 
     def forget_places(self) -> None:
         """The layer has moved: where it was called says nothing about where it will be."""
-        self._fit.clear()
-        self.seen = set()
-        self.last = None
+        with self._noting:
+            self._fit.clear()
+            self._plans = (-1, {})  # a call at an old place is noted again
+            self.seen = frozenset()
+            self.last = None
 
     def held(self, member: AttentionBackend) -> set[_Key]:
         """Keys of what is prepared of a family."""
@@ -182,6 +184,8 @@ def _refused(choice: MemberChoice, reason: str) -> BackendUnavailableError:
 
 def _planned(prepared: PreparedAttention, place: Place) -> _Run:
     attend = prepared.run_ragged if place.kind == "ragged" else prepared.run_paged
+    if type(prepared).plan is PreparedAttention.plan:  # the metadata has nothing to keep of it
+        return lambda q, k, v, tables, metadata: attend(q, k, v, tables, None)
 
     def run(q: Tensor, k: Tensor, v: Tensor, tables: Tables, metadata: AttentionMetadata) -> Tensor:
         return attend(q, k, v, tables, metadata.planned(prepared))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from itertools import repeat
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
+from torch_ops import locks
 from torch_ops.attention.backend import AttentionBackend
 from torch_ops.attention.cache import Cache
 from torch_ops.attention.choice import LayerRules, choose_member
@@ -22,6 +23,7 @@ from torch_ops.errors import listing
 
 __all__ = ["Attention", "commit", "unite"]
 
+_lock = locks.reentrant()
 _PER_OBJECT = ("_cache", "_slot", "_changed_by")
 
 
@@ -135,9 +137,9 @@ class Attention(nn.Module):
         anchor: Tensor = self._anchor  # type: ignore[assignment]
         return anchor.device, anchor.dtype
 
-    def _places(self) -> set[Place]:
+    def _places(self) -> Set[Place]:
         """What an override must be prepared for."""
-        return set(self._cache.seen) or {self._place()}
+        return self._cache.seen or {self._place()}
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         before = self._anchored()
@@ -224,30 +226,32 @@ def commit(overrides: Mapping[Attention, Target | None]) -> None:
     Several groups change in one step: `map` and `setattr` are C, so that the interpreter lets no
     other thread in between.
     """
-    groups = {layer._group for layer in overrides}
-    routes = {
-        group: group.route_of(
-            {
-                layer._cache.slot: override
-                for layer, override in overrides.items()
-                if layer._group is group
-            }
-        )
-        for group in groups
-    }
-    deque(map(setattr, routes, repeat("route"), routes.values()), maxlen=0)
+    with _lock:  # a copy of a layer commits, too, while another thread's override may
+        groups = {layer._group for layer in overrides}
+        routes = {
+            group: group.route_of(
+                {
+                    layer._cache.slot: override
+                    for layer, override in overrides.items()
+                    if layer._group is group
+                }
+            )
+            for group in groups
+        }
+        deque(map(setattr, routes, repeat("route"), routes.values()), maxlen=0)
 
 
 def unite(layers: Iterable[Attention]) -> None:
     """Let layers change together from now on, by a group of their own."""
     layers = list(layers)
-    groups = {layer._group for layer in layers}
-    if len(groups) == 1 and groups != {default_group}:
-        return
-    group = Group()
-    group.route = group.route_of({layer._cache.slot: layer._override for layer in layers})
-    inside = [layer.__dict__ for layer in layers]
-    deque(map(dict.__setitem__, inside, repeat("_group"), repeat(group)), maxlen=0)
+    with _lock:
+        groups = {layer._group for layer in layers}
+        if len(groups) == 1 and groups != {default_group}:
+            return
+        group = Group()
+        group.route = group.route_of({layer._cache.slot: layer._override for layer in layers})
+        inside = [layer.__dict__ for layer in layers]
+        deque(map(dict.__setitem__, inside, repeat("_group"), repeat(group)), maxlen=0)
 
 
 def _not_a_tensor(**arguments: object) -> TypeError:
@@ -293,9 +297,10 @@ def _check_numbers(
         )
     if scale is not None and not _is_finite(scale):
         raise ValueError(f"Attention: argument 'scale' is {scale!r} (accepted: a finite number)")
-    if not isinstance(window_left, int) or window_left < -1:
+    if not isinstance(window_left, int) or not -1 <= window_left < 2**63:
         raise ValueError(
-            f"Attention: argument 'window_left' is {window_left!r} (accepted: an int >= -1)"
+            f"Attention: argument 'window_left' is {window_left!r} "
+            "(accepted: an int >= -1 of 64 bits)"
         )
     if not _is_finite(logits_soft_cap) or logits_soft_cap < 0:
         raise ValueError(

@@ -26,6 +26,8 @@ __all__ = ["AttentionMetadata", "Kind", "Tables", "find", "most"]
 Kind = Literal["dense", "ragged", "paged"]
 Pages = Sequence[Sequence[int]]
 _OFFSET = 2  # 0 and 1 are specialised by PyTorch
+_MOST = 2**31 - 1  # tables are int32
+_PRODUCT = 2**42  # of bounds; times an id it is the size of a tensor, which has to fit 63 bits
 _ids = itertools.count(1_000_003)  # apart from those of layers: equal sizes share a symbol
 _by_id: weakref.WeakValueDictionary[int, AttentionMetadata] = weakref.WeakValueDictionary()
 
@@ -92,8 +94,9 @@ class AttentionMetadata:
         self._plans: dict[Hashable, tuple[PreparedAttention, Any]] = {}
         self._bounds = max_query_len, max_kv_len
         size = 2 * (batch + 1) + (0 if page_size is None else batch)
-        self._numbers = torch.zeros(size, dtype=torch.int32)
-        self._buffer = torch.zeros(size + max_pages, dtype=torch.int32, device=device)
+        with torch.inference_mode(False):  # else no later plan could write them outside of it
+            self._numbers = torch.zeros(size, dtype=torch.int32, device="cpu")
+            self._buffer = torch.zeros(size + max_pages, dtype=torch.int32, device=device)
         self.host, self.tables = self._split(self._numbers), self._split(self._buffer)
         self._name()
 
@@ -115,6 +118,9 @@ class AttentionMetadata:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, _plans={}, judged=set())
+        if self._buffer.is_inference():  # copied in inference mode
+            with torch.inference_mode(False):
+                self._buffer = self._buffer.clone()
         self.host, self.tables = self._split(self._numbers), self._split(self._buffer)
         self._name()
 
@@ -138,11 +144,13 @@ class AttentionMetadata:
             max_kv_len: The most keys of a sequence that a plan may name; default those here.
 
         Raises:
+            TypeError: what should be a whole number is none.
             ValueError: lengths are negative, or their numbers differ.
         """
-        keys = query_lens if kv_lens is None else kv_lens
-        made = cls(len(query_lens), *_bounds(max_query_len, query_lens, max_kv_len, keys), device)
-        made.plan(query_lens, keys)
+        lens = _lengths("query_lens", query_lens)
+        keys = lens if kv_lens is None else _lengths("kv_lens", kv_lens)
+        made = cls(len(lens), *_bounds(max_query_len, lens, max_kv_len, keys), device)
+        made.plan(lens, keys)
         return made
 
     @classmethod
@@ -174,14 +182,16 @@ class AttentionMetadata:
             max_pages: The most pages of all sequences that a plan may name; default those here.
 
         Raises:
+            TypeError: what should be a whole number is none.
             ValueError: numbers are out of range, or lengths and pages disagree.
         """
-        page_size = _count("page_size", page_size, 1)
-        num_pages = _count("num_pages", num_pages)
-        bounds = _bounds(max_query_len, query_lens, max_kv_len, kv_lens)
-        total = sum(map(len, pages)) if max_pages is None else _count("max_pages", max_pages)
-        made = cls(len(query_lens), *bounds, device, page_size, num_pages, total)
-        made.plan(query_lens, kv_lens, pages)
+        size, pool = _number("page_size", page_size, 1), _number("num_pages", num_pages)
+        lens, keys = _lengths("query_lens", query_lens), _lengths("kv_lens", kv_lens)
+        bounds = _bounds(max_query_len, lens, max_kv_len, keys)
+        needed = sum(-(-max(length, 0) // size) for length in keys)
+        total = _number("max_pages", needed if max_pages is None else max_pages)
+        made = cls(len(lens), *bounds, device, size, pool, total)
+        made.plan(lens, keys, pages)
         return made
 
     def plan(
@@ -198,6 +208,7 @@ class AttentionMetadata:
             pages: Pages of each sequence; None for ragged calls.
 
         Raises:
+            TypeError: what should be a whole number is none; nothing changes.
             ValueError: numbers are out of range or beyond what was allocated; nothing changes.
             CaptureError: a stream is capturing.
         """
@@ -207,8 +218,8 @@ class AttentionMetadata:
             raise CaptureError(
                 "AttentionMetadata.plan is refused while a stream is capturing; plan before"
             )
-        rest = self._batch - len(query_lens)
         lens = self._checked(query_lens, "query_lens"), self._checked(kv_lens, "kv_lens")
+        rest = self._batch - len(lens[0])
         if len(lens[0]) != len(lens[1]):
             _refuse("kv_lens", f"of {len(lens[1])} sequences", f"{len(lens[0])}, as query_lens")
         listed = self._checked_pages(lens[1], pages)
@@ -264,14 +275,13 @@ class AttentionMetadata:
 
     def _checked(self, lens: Sequence[int], name: str) -> tuple[int, ...]:
         most = self.tables.max_qo_len if name == "query_lens" else self.tables.max_kv_len
-        if len(lens) > self._batch:
-            _refuse(name, f"of {len(lens)} sequences", f"at most {self._batch}, as allocated")
-        try:
-            numbers = tuple(map(operator.index, lens))
-        except TypeError:
-            _refuse(name, list(lens), "whole numbers", kind=TypeError)
+        numbers = _lengths(name, lens)
+        if len(numbers) > self._batch:
+            _refuse(name, f"of {len(numbers)} sequences", f"at most {self._batch}, as allocated")
         if not all(0 <= number <= most for number in numbers):
-            _refuse(name, list(lens), f"lengths from 0 to {most}, as allocated")
+            _refuse(name, list(numbers), f"lengths from 0 to {most}, as allocated")
+        if self.kind == "ragged" or name == "query_lens":
+            _number(f"sum({name})", sum(numbers))
         return numbers
 
     def _checked_pages(self, kv_lens: tuple[int, ...], pages: Pages | None) -> array[int]:
@@ -281,15 +291,22 @@ class AttentionMetadata:
         if pages is None:
             return listed
         size = self.page_size or 1
+        if not hasattr(pages, "__len__"):
+            _refuse("pages", repr(pages), "lists of pages", kind=TypeError)
         if len(pages) != len(kv_lens):
             _refuse("pages", f"of {len(pages)} sequences", f"{len(kv_lens)}, as kv_lens")
-        for index, (own, length) in enumerate(zip(pages, kv_lens, strict=True)):
-            if len(own) != -(-length // size):
-                accepted = f"{-(-length // size)} pages of {size} tokens for {length} keys"
-                _refuse(f"pages[{index}]", f"of {len(own)} pages", accepted)
-            # One like it is copied as a whole: a step of 64 x 2048 tokens lists 8192 pages.
-            alike = isinstance(own, array) and own.typecode == listed.typecode
-            listed.extend(own if alike else iter(own))
+        index, own = 0, pages[0] if len(pages) else ()
+        try:
+            for index, (own, length) in enumerate(zip(pages, kv_lens, strict=True)):
+                if len(own) != -(-length // size):
+                    accepted = f"{-(-length // size)} pages of {size} tokens for {length} keys"
+                    _refuse(f"pages[{index}]", f"of {len(own)} pages", accepted)
+                # One like it is copied as a whole: a step of 64 x 2048 tokens lists 8192 pages.
+                alike = isinstance(own, array) and own.typecode == listed.typecode
+                listed.extend(own if alike else iter(own))
+        except (TypeError, OverflowError) as error:
+            kind = TypeError if isinstance(error, TypeError) else ValueError
+            _refuse(f"pages[{index}]", repr(own), f"pages 0 to {self._num_pages - 1}", kind=kind)
         if len(listed) > self._max_pages:
             _refuse("pages", f"of {len(listed)} pages", f"at most {self._max_pages}, as allocated")
         if listed and not _all_below(listed, self._num_pages):
@@ -329,7 +346,8 @@ def _apart(plan: Callable[[], Any], device: torch.device) -> Any:
         return made
 
     if device.type != "cuda":
-        return plan()
+        with torch.inference_mode(False):  # as in a new thread: later plans write what is made now
+            return plan()
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(contextvars.copy_context().run, planned).result()
 
@@ -350,32 +368,35 @@ def most(step: Tensor) -> tuple[int, int]:
     return step.shape[1] - _OFFSET, step.shape[2] - _OFFSET
 
 
-def _bounds(
-    max_query_len: int | None,
-    query_lens: Sequence[int],
-    max_kv_len: int | None,
-    kv_lens: Sequence[int],
-) -> tuple[int, int]:
-    return (
-        _longest(query_lens) if max_query_len is None else _count("max_query_len", max_query_len),
-        _longest(kv_lens) if max_kv_len is None else _count("max_kv_len", max_kv_len),
-    )
-
-
-def _longest(lens: Sequence[int]) -> int:
-    """Give the largest length; what is none is for `plan` to refuse."""
-    return max([0, *(operator.index(length) for length in lens if hasattr(length, "__index__"))])
-
-
-def _count(argument: str, received: int, least: int = 0) -> int:
-    accepted = f"an int >= {least}"
+def _number(name: str, value: object, least: int = 0) -> int:
+    """Give a number that fits tables as an int, whatever counts as one."""
     try:
-        number = operator.index(received)
+        number = int(operator.index(value))  # type: ignore[arg-type]
     except TypeError:
-        _refuse(argument, repr(received), accepted, kind=TypeError)
-    if number < least:
-        _refuse(argument, received, accepted)
+        _refuse(name, repr(value), "an int", kind=TypeError)
+    if not least <= number <= _MOST:
+        _refuse(name, number, f"an int from {least} to {_MOST}")
     return number
+
+
+def _lengths(name: str, lens: Sequence[int]) -> tuple[int, ...]:
+    try:
+        return tuple(map(operator.index, lens))
+    except TypeError:
+        _refuse(name, repr(lens), "whole numbers", kind=TypeError)
+
+
+def _bounds(
+    max_query_len: int | None, lens: Sequence[int], max_kv_len: int | None, keys: Sequence[int]
+) -> tuple[int, int]:
+    """Give the bounds of later plans: those given, else what is longest now."""
+    queries = max((0, *lens)) if max_query_len is None else max_query_len
+    most = max((0, *keys)) if max_kv_len is None else max_kv_len
+    bounds = _number("max_query_len", queries), _number("max_kv_len", most)
+    if (bounds[0] + _OFFSET) * (bounds[1] + _OFFSET) > _PRODUCT:
+        accepted = f"at most {_PRODUCT // (bounds[0] + _OFFSET)} beside max_query_len {bounds[0]}"
+        _refuse("max_kv_len", bounds[1], accepted)
+    return bounds
 
 
 def _all_below(numbers: array[int], end: int) -> bool:

@@ -19,9 +19,12 @@ from torch_ops.attention.phases import at
 from torch_ops.attention.prepared import Place
 from torch_ops.backend import Backend
 from torch_ops.declarations import _attention, _paged, _ragged
-from torch_ops.errors import NoBackwardError, TorchOpsError
+from torch_ops.errors import DeclarationError, NoBackwardError, TorchOpsError
+from torch_ops.transforms import any_tangent
 
 __all__ = ["run_layer", "run_planned"]
+
+_forward_ad = torch.autograd.forward_ad
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, rules: LayerRules | None) -> None:
@@ -46,8 +49,22 @@ def _kernel(q: Tensor, k: Tensor, v: Tensor, slot: Tensor, route: Tensor) -> Ten
     _check(q, k, v, cache.rules)
     if q.numel() == 0 or k.numel() == 0:
         return q.new_zeros(q.shape)  # there is nothing to attend
-    out = cache.run(override, q, k, v)
-    return out if out.is_contiguous() else out.contiguous()  # what the fake promises
+    return _as_promised(cache.run(override, q, k, v), q)
+
+
+def _as_promised(out: Tensor, q: Tensor) -> Tensor:
+    """Give a backend's result as the fake does, on which compiled code relies."""
+    if not isinstance(out, Tensor) or out.dtype is not q.dtype or out.shape != q.shape:
+        raise DeclarationError(
+            f"Attention: the backend's run returned {_shown(out)} (accepted: {_shown(q)}, as 'q')"
+        )
+    return out if out.is_contiguous() else out.contiguous()
+
+
+def _shown(value: object) -> str:
+    if not isinstance(value, Tensor):
+        return f"a {type(value).__name__}"
+    return f"{value.dtype} {list(value.shape)}"
 
 
 def _fake(q: Tensor, k: Tensor, v: Tensor, slot: Tensor, route: Tensor) -> Tensor:
@@ -59,12 +76,17 @@ def _fake(q: Tensor, k: Tensor, v: Tensor, slot: Tensor, route: Tensor) -> Tenso
 
 def _refuse_grad(q: Tensor, k: Tensor, v: Tensor) -> None:
     if torch._C.is_grad_enabled() and torch._C._any_requires_grad(q, k, v):
-        raise NoBackwardError(
-            "Attention: an input requires grad and layers have no backward (accepted: inputs "
-            "without grad, or calls under torch.no_grad() or torch.inference_mode()); "
-            "torch_ops.ops.attention has one",
-            op="attention",
-        )
+        wanted, accepted = "requires grad", "grad, or calls under torch.no_grad() or "
+        accepted += "torch.inference_mode()"
+    elif _forward_ad._current_level >= 0 and any_tangent((q, k, v)):
+        wanted, accepted = "has a tangent", "tangents of forward mode"
+    else:
+        return
+    raise NoBackwardError(
+        f"Attention: an input {wanted} and layers have no backward (accepted: inputs without "
+        f"{accepted}); torch_ops.ops.attention has one",
+        op="attention",
+    )
 
 
 def _traced() -> None:
@@ -146,8 +168,7 @@ def _planned_kernel(
         planned.judged.add(call)
     if q.numel() == 0 or k.numel() == 0:
         return q.new_zeros(q.shape)
-    out = cache.run_planned(override, q, k, v, tables, planned)
-    return out if out.is_contiguous() else out.contiguous()
+    return _as_promised(cache.run_planned(override, q, k, v, tables, planned), q)
 
 
 def _planned_fake(

@@ -71,7 +71,10 @@ class OverrideToken(AbstractContextManager["OverrideToken"]):
 
         Raises:
             AttentionOverrideError: a later override of one of the layers stands; nothing changes.
+            CaptureError: a stream is capturing.
         """
+        if self._before:
+            refuse_now("Undoing an attention override")
         with _lock:
             late: dict[str, tuple[str, ...]] = {
                 name: (f"changed later, by override {layer._changed_by}; undo that one first",)
@@ -129,7 +132,7 @@ def _prepare(layer: Attention, target: Target | None) -> tuple[str, ...]:
 
 def _against(layer: Attention, member: AttentionBackend) -> list[str]:
     reasons: list[str] = []
-    generation = policy.generation
+    generation, seen = policy.generation, layer._cache.seen
     for place in sorted(layer._places(), key=str):
         refused = refusals(layer._rules, member, place)
         reasons += refused
@@ -149,7 +152,7 @@ def _against(layer: Attention, member: AttentionBackend) -> list[str]:
                 "refusing the request instead of silently falling back"
             )
     if not reasons:
-        layer._cache.judged(member, generation)
+        layer._cache.judged(member, generation, seen)
     return reasons
 
 

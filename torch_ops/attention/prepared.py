@@ -141,7 +141,8 @@ def prepare(member: AttentionBackend, spec: AttentionSpec, place: Place) -> Prep
         Exception: whatever else the backend raises; the caller turns it into a reason.
     """
     try:
-        return _prepare(member, spec, place)
+        with torch.inference_mode(False):  # calls outside of it write what is allocated now
+            return _prepare(member, spec, place)
     except Exception as error:
         reason = once.load_failure(error)
         if reason is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import sys
@@ -54,7 +55,8 @@ def present(gather: Callable[[], Report], as_json: bool) -> None:
         SystemExit: with code 1 after a `TorchOpsError` or for a report that isn't ok.
     """
     try:
-        report = gather()
+        with contextlib.redirect_stdout(sys.stderr):  # what kernels print is no part of a report
+            report = gather()
     except TorchOpsError as error:
         fail(error, as_json)
     if as_json:

@@ -35,7 +35,7 @@ def mask(
     query = torch.arange(queries, device=device).unsqueeze(1) + (keys - queries)
     key = torch.arange(keys, device=device).unsqueeze(0)
     seen = key <= query if is_causal else torch.ones_like(key <= query)
-    return seen & (key >= query - window_left) if window_left >= 0 else seen
+    return seen & (query - key <= window_left) if window_left >= 0 else seen
 
 
 def reference(

@@ -110,7 +110,7 @@ def attend(
     if is_causal:
         seen = seen & (key <= query)
     if window_left >= 0:
-        seen = seen & (key >= query - window_left)
+        seen = seen & (query - key <= window_left)
     mask = seen.expand(-1, most, -1).unsqueeze(1).unsqueeze(1)
     out, lse = _attention.attend(take(q, rows, inside), k, v, mask, scale, logits_soft_cap)
     return _packed(out, lse, qo_indptr, q.shape[0])

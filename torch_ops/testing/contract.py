@@ -20,17 +20,19 @@ def _bytes(tensor: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The bytes behind every tensor argument before a call, and how it looked at them."""
+    """The bytes behind every tensor argument before a call, where, and how it looked at them."""
 
     stored: Mapping[str, Tensor]
     looks: Mapping[str, tuple[object, ...]]
+    places: Mapping[str, tuple[int, int]]
 
     @classmethod
     def take(cls, args: Arguments) -> Snapshot:
         """Copies the storage of every tensor argument."""
         tensors = {n: v for n, v in args.items() if isinstance(v, Tensor)}
         stored = {n: _bytes(v).clone() for n, v in tensors.items()}
-        return cls(stored, {n: _look(v) for n, v in tensors.items()})
+        looks = {n: _look(v) for n, v in tensors.items()}
+        return cls(stored, looks, {n: _place(v) for n, v in tensors.items()})
 
     def check(self, args: Arguments, mutates: Sequence[str]) -> None:
         """Checks that nothing changed but the elements of the mutated arguments.
@@ -44,6 +46,8 @@ class Snapshot:
             if _look(now) != self.looks[name]:
                 detail = f"{name}: an input is {_look(now)} now, was {self.looks[name]}"
                 raise ViolationError("contract", f"{detail} (shape, strides, offset, dtype, grad)")
+            if _place(now) != self.places[name]:
+                raise ViolationError("contract", f"{name}: an input lies in other memory now")
             if torch.equal(before, _bytes(now)):
                 continue
             changed = before != _bytes(now)
@@ -76,8 +80,12 @@ def _storage(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
+def _place(tensor: Tensor) -> tuple[int, int]:
+    return _storage(tensor), tensor.untyped_storage().nbytes()
+
+
 def check_metadata(outputs: Sequence[Tensor], expected: Sequence[Output], args: Arguments) -> None:
-    """Checks count, shape, dtype and device of the outputs, and that none requires grad.
+    """Checks count, type, shape, dtype and device of the outputs, and that they are plain.
 
     Raises:
         ViolationError: One differs from what the oracle says.
@@ -86,12 +94,20 @@ def check_metadata(outputs: Sequence[Tensor], expected: Sequence[Output], args: 
         raise ViolationError("contract", f"{len(outputs)} outputs, expected {len(expected)}")
     device = next(v.device for v in args.values() if isinstance(v, Tensor))
     for got, want in zip(outputs, expected, strict=True):
+        if type(got) is not Tensor:
+            detail = f"received a {type(got).__name__}, expected a torch.Tensor of no subclass"
+            raise ViolationError("contract", f"{want.name}: {detail}")
         seen = (tuple(got.shape), got.dtype, got.device)
         needed = (tuple(want.value.shape), want.dtype, device)
         if seen != needed:
             raise ViolationError("contract", f"{want.name}: received {seen}, expected {needed}")
         if got.requires_grad:
             raise ViolationError("contract", f"{want.name}: requires grad, and none of the inputs")
+        if got.is_inference() and not torch.is_inference_mode_enabled():
+            detail = "made in inference mode, outside of which it was called"
+            raise ViolationError("contract", f"{want.name}: {detail}")
+        if got.is_neg() or got.is_conj():
+            raise ViolationError("contract", f"{want.name}: its memory holds other values (lazy)")
 
 
 def check_fresh(outputs: Sequence[Tensor], args: Arguments, earlier: Sequence[Tensor]) -> None:

@@ -187,7 +187,8 @@ class Examiner:
         if not self.admits(args):
             tally.left_out += 1
             return None
-        reason = self._refuses(args)
+        with self._watched():
+            reason = self._refuses(args)
         if reason is not None:
             tally.refuse(spec, reason)
             return None
@@ -232,9 +233,11 @@ class Examiner:
         return self._call(args)
 
     def _call(self, args: Arguments) -> tuple[Tensor, ...]:
-        watched = left_alone(self.device) if self._wants("contract") else contextlib.nullcontext()
-        with watched:
+        with self._watched():
             return call(self.subject, self.proof, args)
+
+    def _watched(self) -> contextlib.AbstractContextManager[None]:
+        return left_alone(self.device) if self._wants("contract") else contextlib.nullcontext()
 
     def _other(self, op: str, *args: Any) -> Any:
         """Another op by the same backend; the reference for what is no backend."""

@@ -240,7 +240,12 @@ class Process:
                 raise DeathError("the process died: it closed its pipe")
             self._kept += chunk
         line, _, self._kept = self._kept.partition(b"\n")
-        message: Message = json.loads(line)
+        try:
+            message: Message = dict(json.loads(line))
+        except (ValueError, TypeError):
+            self.close()
+            detail = f"the process wrote {line[:40]!r} into a file that isn't its own"
+            raise DeathError(detail) from None
         if "pid" in message:
             self._pid = message["pid"]
         if "died" in message:

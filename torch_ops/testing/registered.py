@@ -41,7 +41,7 @@ def registered(op: str, backend: str, device: torch.device = CPU) -> Subject:
         if platform is None:
             msg = f"op {op!r}: no tensor among the arguments: there is no platform to judge"
             raise ValueError(msg)
-        candidate = asked(lambda: judge(spec, platform, args, strict=True))
+        candidate = asked(functools.partial(judge, strict=True), spec, platform, args)
         return None if candidate.usable else "; ".join(candidate.reasons)
 
     on_rocm = device.type == "cuda" and torch.version.hip is not None

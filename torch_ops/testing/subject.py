@@ -12,6 +12,7 @@ from torch import Tensor
 
 from torch_ops.contracts import PROMISES
 from torch_ops.errors import TorchOpsError
+from torch_ops.once import shortened
 from torch_ops.testing.compare import DeviceLostError, ViolationError
 from torch_ops.testing.proof import Arguments, Proof
 
@@ -69,7 +70,7 @@ def asked(predicate: Callable[..., T], *args: Any) -> T:
     """Asks a predicate.
 
     Raises:
-        ViolationError: It raised.
+        ViolationError: It raised something else than an error of ours.
     """
     try:
         return predicate(*args)
@@ -115,7 +116,8 @@ def call(subject: Subject, proof: Proof, args: Arguments) -> tuple[Tensor, ...]:
     except torch.AcceleratorError as error:
         raise DeviceLostError(f"supports() accepted the call: {first_line(error)}") from error
     except (Exception, SystemExit) as error:
-        detail = f"supports() accepted the call, which raised {type(error).__name__}: {error}"
+        detail = f"supports() accepted the call, which raised {type(error).__name__}: "
+        detail += shortened(str(error))
         raise ViolationError("contract", detail) from error
     if proof.mutates:
         if result is not None:

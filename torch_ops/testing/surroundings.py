@@ -39,6 +39,7 @@ def _denormals_are_zero() -> bool:
 
 
 _BACKENDS: Any = torch.backends  # mypy doesn't see what their modules are replaced by
+_SDPA = ("flash", "mem_efficient", "math", "cudnn")
 _PRECISE = (_BACKENDS.cuda.matmul, _BACKENDS.mkldnn.matmul)
 
 
@@ -66,6 +67,19 @@ def _random(state: bytes) -> torch.Tensor:
     return torch.frombuffer(bytearray(state), dtype=torch.uint8)
 
 
+def _sdpa_kernels() -> tuple[bool, ...]:
+    return tuple(getattr(_BACKENDS.cuda, f"{name}_sdp_enabled")() for name in _SDPA)
+
+
+def _set_sdpa_kernels(enabled: tuple[bool, ...]) -> None:
+    for name, on in zip(_SDPA, enabled, strict=True):
+        getattr(_BACKENDS.cuda, f"enable_{name}_sdp")(on)
+
+
+def _anomaly() -> tuple[bool, bool]:
+    return torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
+
+
 SETTINGS: dict[str, Setting] = {
     "the default dtype": Setting(torch.get_default_dtype, torch.set_default_dtype),
     "the default device": Setting(torch.get_default_device, _set_default_device),
@@ -84,6 +98,9 @@ SETTINGS: dict[str, Setting] = {
         lambda: torch.is_autocast_enabled("cpu"),
         lambda on: torch.set_autocast_enabled("cpu", on),
     ),
+    "SDPA's kernels": Setting(_sdpa_kernels, _set_sdpa_kernels),
+    "anomaly detection": Setting(_anomaly, lambda on: torch.autograd.set_detect_anomaly(*on)),
+    "mkldnn.enabled": _attribute(torch.backends.mkldnn, "enabled"),
     "cudnn.deterministic": _attribute(torch.backends.cudnn, "deterministic"),
     "cudnn.benchmark": _attribute(torch.backends.cudnn, "benchmark"),
 }

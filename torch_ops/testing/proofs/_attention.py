@@ -201,7 +201,7 @@ def visible(queries: int, keys: int, is_causal: bool, window_left: int) -> Tenso
     if is_causal:
         seen &= key <= place
     if window_left >= 0:
-        seen &= key >= place - window_left
+        seen &= place - key <= window_left
     return seen
 
 
