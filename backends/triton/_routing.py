@@ -13,7 +13,7 @@ from ._rows import power_of_two
 
 __all__ = ["route"]
 
-_TILE = 128  # logits of a program that takes several rows
+_TILE, _SHORT = 128, 256  # logits of a program that takes several rows, and short ones
 _EACH = 8  # logits of a thread, where a row is longer than a warp's
 
 
@@ -95,8 +95,8 @@ def _plan(logits: Tensor, k: int, renormalize: bool) -> _Plan:
     """
     experts = logits.shape[1]
     block = power_of_two(experts)
-    tile = INTERPRETED_TILE if INTERPRETED else _TILE
-    rows = max(1, min(tile // block, 64))
+    tile = INTERPRETED_TILE if INTERPRETED else _SHORT if block <= 16 else _TILE
+    rows = max(1, min(tile // block, 64 if INTERPRETED else 32))
     threads = 32 if INTERPRETED else min(max(block // _EACH, 32), 256)
     constants = (experts, k, bool(renormalize), block, power_of_two(k), rows)
     variant = _route.variant(constants, threads, logits.get_device(), aligned=False)

@@ -113,6 +113,6 @@ def test_axes_of_one_element_have_the_usual_strides(flashinfer: Model) -> None:
     assert torch.equal(run({**args, "v_cache": odd}), run({**args, "v_cache": odd.contiguous()}))
     packed = {"q": args["q"].clone().as_strided((3, 1, 64), (64, 1, 1)), "k": odd[0], "v": odd[0]}
     bounds = {"qo_indptr": table["qo_indptr"], "kv_indptr": torch.tensor([0, 4]).int()}
-    numbers = {"max_qo_len": 3, "max_kv_len": 4, "is_causal": True, "scale": None}
+    numbers: dict[str, Any] = {"max_qo_len": 3, "max_kv_len": 4, "is_causal": True, "scale": None}
     numbers |= {"window_left": -1, "logits_soft_cap": 0.0}
     assert run({**packed, **bounds, **numbers}, "varlen_attention").any(-1).all()
