@@ -40,10 +40,10 @@ test test-exhaustive: export TORCHINDUCTOR_VEC_ISA_OK := 1
 test test-exhaustive: export TORCHINDUCTOR_COMPILE_THREADS := 1
 
 test: $(READY)
-	@$(BIN)/pytest -n $(PROCESSES) --dist loadfile -m "not exhaustive"
+	@$(BIN)/pytest -n $(PROCESSES) --dist loadfile --no-loadscope-reorder -m "not exhaustive"
 
 test-exhaustive: $(READY)
-	@$(BIN)/pytest -n $(PROCESSES) --dist loadfile
+	@$(BIN)/pytest -n $(PROCESSES) --dist loadfile --no-loadscope-reorder
 
 lint: $(READY)
 	$(BIN)/ruff check $(CHECKED)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import importlib
 import os
 from collections.abc import Iterator
 
@@ -13,6 +15,18 @@ from hypothesis import settings
 from torch_ops import discovery, fusion, inlining, kernels, policy, tuning
 from torch_ops.registry import registry
 from torch_ops.testing.profiles import PROFILES
+
+
+# Few tests each, of minutes: begun last, one of them would run beside idle processes.
+SLOW = (
+    "tests/demo/", "tests/test_readme.py", "tests/integrations/", "tests/cases/test_selection.py",
+    "tests/backends/test_triton",
+)  # fmt: skip
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with what takes longest."""
+    items.sort(key=lambda item: not item.nodeid.startswith(SLOW))
 
 
 @pytest.fixture(scope="session")
@@ -27,6 +41,14 @@ def same_examples() -> None:
     dev = PROFILES["dev"]
     fixed = settings(dev.settings, derandomize=True, database=None)
     PROFILES["dev"] = dataclasses.replace(dev, settings=fixed)
+
+
+@pytest.fixture
+def uncompiled_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let Inductor's attention run as Dynamo traces it, for tests of what is chosen."""
+    module = importlib.import_module("torch_ops.backends.inductor.attention")
+    monkeypatch.setattr(module, "_functions", {})
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
 
 
 @pytest.fixture

@@ -41,6 +41,7 @@ def runs(layer: nn.Module, queries: int) -> str:
     return kernel.removeprefix(support.SDPA).removeprefix("_")
 
 
+@pytest.mark.usefixtures("uncompiled_attention")
 def test_roles_have_backends_of_their_own_by_phase(model: nn.ModuleDict) -> None:
     roles = [role_of(layer) for layer in support.layers(model)]
     assert roles == ["self", "window", "cross", "self"]

@@ -292,6 +292,7 @@ def test_soft_caps_are_refused_where_the_kernel_has_none(
     assert error.value.reasons == ("logits_soft_cap 30.0 (supported: 0.0)",)
 
 
+@pytest.mark.usefixtures("uncompiled_attention")
 def test_soft_caps_skip_to_the_next_family_and_say_so(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -36,6 +36,9 @@ def same(a: Tensor, b: Tensor) -> bool:
 COMPILED = ("fused_add_rms_norm", "rms_norm", "silu_and_mul")
 
 
+LONG = (("attention", "inductor"), ("attention_with_lse", "inductor"))
+
+
 def _cell(op: str, backend: str, layout: str) -> object:
     anew = backend == "inductor" and op not in COMPILED
     return pytest.param(op, backend, layout, marks=[pytest.mark.exhaustive] if anew else [])
@@ -122,7 +125,13 @@ def test_fake_and_kernel_agree_on_every_dtype_and_size(op: str, dtype: torch.dty
                 getattr(ops, op)(**samples.lay_out(args, layout), backend="torch")
 
 
-@pytest.mark.parametrize(("op", "backend"), CELLS)
+@pytest.mark.parametrize(
+    ("op", "backend"),
+    [
+        pytest.param(*cell, marks=[pytest.mark.exhaustive] if cell in LONG else [])
+        for cell in CELLS
+    ],
+)
 def test_every_mode_gives_the_same_bits(op: str, backend: str) -> None:
     """Grad mode, no_grad, inference mode with plain and with inference tensors, and autocast."""
     args = samples.arguments(op)

@@ -264,7 +264,8 @@ def test_compiled_code_obeys_and_going_back_compiles_nothing(
     assert graphs(lambda: compiled(X)) == ("torch", refused)
 
 
-def test_layers_obey(state: State, fresh_dynamo: None) -> None:
+@pytest.mark.usefixtures("fresh_dynamo", "uncompiled_attention")
+def test_layers_obey(state: State) -> None:
     state("inductor", batch_invariant=True)
     layer = Attention(4, 16, 2, is_causal=True)
     qkv = support.inputs(layer)
