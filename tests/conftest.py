@@ -16,7 +16,6 @@ from torch_ops import discovery, fusion, inlining, kernels, policy, tuning
 from torch_ops.registry import registry
 from torch_ops.testing.profiles import PROFILES
 
-
 # Few tests each, of minutes: begun last, one of them would run beside idle processes.
 SLOW = (
     "tests/demo/", "tests/test_readme.py", "tests/integrations/", "tests/cases/test_selection.py",

@@ -127,10 +127,7 @@ def test_fake_and_kernel_agree_on_every_dtype_and_size(op: str, dtype: torch.dty
 
 @pytest.mark.parametrize(
     ("op", "backend"),
-    [
-        pytest.param(*cell, marks=[pytest.mark.exhaustive] if cell in LONG else [])
-        for cell in CELLS
-    ],
+    [pytest.param(*cell, marks=[pytest.mark.exhaustive] if cell in LONG else []) for cell in CELLS],
 )
 def test_every_mode_gives_the_same_bits(op: str, backend: str) -> None:
     """Grad mode, no_grad, inference mode with plain and with inference tensors, and autocast."""
