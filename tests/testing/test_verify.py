@@ -396,3 +396,9 @@ def test_what_is_proven_has_a_name_or_can_be_called(backend: Any) -> None:
 def test_dtypes_are_a_sequence_of_names(dtypes: Any) -> None:
     with pytest.raises(TypeError, match=re.escape(f"verify: dtypes: received {dtypes!r}, accept")):
         verify(OP, reference, dtypes=dtypes)
+
+
+def test_a_gpu_that_is_absent_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match="verify: device: received 'cuda', accepted: 'cpu'"):
+        verify("rms_norm", "torch", device="cuda")

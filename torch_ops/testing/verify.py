@@ -100,10 +100,12 @@ def verify(
         LookupError: The op has no proof.
         UnknownBackendError: The op has no such backend.
         TypeError: `backend` or `dtypes` is something else.
-        ValueError: No such profile or dtype, or another process can't find the kernel.
+        ValueError: No such profile, dtype or device, or another process can't find the kernel.
     """
     chosen, proof = profile_of(profile), proof_of(op)
     place = torch.device(device)
+    if place.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"verify: device: received {device!r}, accepted: 'cpu', as there is no GPU")
     wanted = _dtypes(op, dtypes)
     started = time.monotonic()
     isolated = place.type == "cuda" if isolate is None else isolate
