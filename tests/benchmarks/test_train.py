@@ -40,6 +40,7 @@ def test_every_differentiable_op_is_one_of_its_rows_or_left_out(
     able = {op for op, declaration in catalogue().items() if declaration.gradient is not None}
     assert set(train.LEFT_OUT) <= able
     for op in sorted(able - set(train.LEFT_OUT)):
+        torch.manual_seed(0)
         row = train._row(op, CPU)
         assert row["near"], op
         assert row["ran"], op
