@@ -105,7 +105,7 @@ def verify(
     chosen, proof = profile_of(profile), proof_of(op)
     place = torch.device(device)
     if place.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"verify: device: received {device!r}, accepted: 'cpu', as there is no GPU")
+        raise ValueError(f"verify: device: received {device!r}, accepted: 'cpu' (there is no GPU)")
     wanted = _dtypes(op, dtypes)
     started = time.monotonic()
     isolated = place.type == "cuda" if isolate is None else isolate
