@@ -206,6 +206,12 @@ def _arguments(op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[
         return (*args, *kwargs.values())
     bound = declaration.signature.bind(*args, **kwargs)
     bound.apply_defaults()
+    for name in declaration.tensor_arguments:
+        value = bound.arguments[name]
+        optional = declaration.signature.parameters[name].annotation != Tensor
+        if not (isinstance(value, Tensor) or (value is None and optional)):
+            accepted = "a torch.Tensor or None" if optional else "a torch.Tensor"
+            raise TypeError(f"op {op!r}: argument {name!r} is {value!r} (accepted: {accepted})")
     return bound.args
 
 

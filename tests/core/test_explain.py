@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -125,3 +127,12 @@ def test_one_line_says_which_backend_an_op_uses(dtype: torch.dtype) -> None:
     x: Tensor = torch.randn(4, 64, dtype=dtype)
     first = str(torch_ops.explain("rms_norm", x)).splitlines()[0]
     assert first == f"rms_norm on {Platform.cpu()}: torch (declared)"
+
+
+@pytest.mark.parametrize(("x", "weight"), [(3, None), (None, None), (torch.ones(2, 4), 3)])
+def test_what_is_no_tensor_is_refused(x: Any, weight: Any) -> None:
+    name, accepted = ("weight", " or None") if isinstance(x, torch.Tensor) else ("x", "")
+    with pytest.raises(
+        TypeError, match=rf"op 'rms_norm': argument '{name}' is .*: a torch.Tensor{accepted}\)"
+    ):
+        torch_ops.explain("rms_norm", x, weight)
