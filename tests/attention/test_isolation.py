@@ -11,7 +11,8 @@ import signal
 import sys
 import threading
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -283,27 +284,36 @@ def test_all_layers_change_in_one_step() -> None:
     hammer(look, swap)
 
 
+@contextmanager
+def preparing(script: Any, model: nn.Module, scale: float) -> Iterator[None]:
+    """Hold a thread's override where it prepares the layer of a scale."""
+    begun, done = threading.Event(), threading.Event()
+
+    def slow() -> object:
+        begun.set()
+        assert done.wait(60)
+        return None
+
+    script.acts["prepare", "scripted_one", scale] = slow
+    thread = threading.Thread(target=override_attention_backend, args=(model, "scripted_one"))
+    thread.start()
+    assert begun.wait(60)
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
 def test_layers_go_on_while_an_override_prepares(script: Any) -> None:
     model = support.stack(3)
     inputs = support.inputs(support.layers(model)[0])
     out = model(*inputs)
-    preparing, done = threading.Event(), threading.Event()
-
-    def slow() -> object:
-        preparing.set()
-        assert done.wait(60)
-        return None
-
-    script.acts["prepare", "scripted_one", 3.0] = slow
-    thread = threading.Thread(target=override_attention_backend, args=(model, "scripted_one"))
-    thread.start()
-    assert preparing.wait(60)
-    for _ in range(20):
-        with torch_ops.trace():  # every plan is made anew
-            assert torch.equal(model(*inputs), out)
-    assert support.backends(model) == ["torch_flash"] * 3
-    done.set()
-    thread.join()
+    with preparing(script, model, 3.0):
+        for _ in range(20):
+            with torch_ops.trace():  # every plan is made anew
+                assert torch.equal(model(*inputs), out)
+        assert support.backends(model) == ["torch_flash"] * 3
     assert model(*inputs).eq(1).all()
 
 
@@ -311,26 +321,14 @@ def test_layers_go_on_while_an_override_prepares(script: Any) -> None:
 def test_a_forked_child_does_not_wait_for_what_another_thread_prepares(script: Any) -> None:
     layer = Attention(4, 8, 2, scale=1.0, backend="scripted_two")
     inputs = support.inputs(layer)
-    preparing, done = threading.Event(), threading.Event()
-
-    def slow() -> object:
-        preparing.set()
-        assert done.wait(60)
-        return None
-
-    script.acts["prepare", "scripted_one", 1.0] = slow
-    thread = threading.Thread(target=override_attention_backend, args=(layer, "scripted_one"))
-    thread.start()
-    assert preparing.wait(60)
-    child = os.fork()
-    if child == 0:
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(20)  # a child that waits for ever ends by this
-        layer(*inputs)
-        os._exit(0)
-    status = os.waitpid(child, 0)[1]
-    done.set()
-    thread.join()
+    with preparing(script, layer, 1.0):
+        child = os.fork()
+        if child == 0:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(20)  # a child that waits for ever ends by this
+            layer(*inputs)
+            os._exit(0)
+        status = os.waitpid(child, 0)[1]
     assert os.waitstatus_to_exitcode(status) == 0
 
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
-
 import torch
 
 import torch_ops
@@ -43,8 +40,7 @@ def report(
     progress = Progress()
     results = []
     for name in ops:
-        # What kernels print is no part of a report.
-        with progress.step(f"{name} on {backend}"), contextlib.redirect_stdout(sys.stderr):
+        with progress.step(f"{name} on {backend}"):
             results.append(
                 verify(
                     name,

@@ -23,6 +23,11 @@ def flipped(value: Tensor, axis: int) -> Tensor:
     return bits.flip(axis).contiguous().view(value.dtype)
 
 
+def twice(bound: Tensor | None) -> Tensor | None:
+    """By how much two results within a bound may differ; None for exact ones."""
+    return None if bound is None else 2 * bound
+
+
 def _have_rows(trial: Trial, names: Sequence[str]) -> bool:
     """Whether the first axis is one of rows: an argument of one axis alone is a row itself."""
     return all(trial.args[n].dim() for n in names) and any(trial.args[n].dim() > 1 for n in names)
@@ -46,7 +51,7 @@ def permuted_rows(
         bounds: list[Tensor | None] = [None] * len(trial.outputs)
         if oracle is not None and not trial.contract.batch_invariant:
             expected = oracle({**trial.args, **flipped}, trial.contract)
-            bounds = [None if e.bound is None else 2 * e.bound for e in expected]
+            bounds = [twice(e.bound) for e in expected]
         return [
             Pair(f"output {i}, rows reversed", got, flip_rows(base), bound)
             for i, (got, base, bound) in enumerate(
@@ -229,17 +234,12 @@ def contiguous_copy(trial: Trial) -> Sequence[Pair] | None:
     """
     if all(o.layout == "contig" for _, o in trial.spec.operands):
         return None
-    exact = trial.contract.batch_invariant
+    bounds: list[Tensor | None] = [None] * len(trial.outputs)
+    if not trial.contract.batch_invariant:
+        bounds = [twice(e.bound) for e in trial.expected]
     return [
-        Pair(
-            f"output {i}, contiguous arguments",
-            got,
-            base,
-            None if exact or want.bound is None else 2 * want.bound,
-        )
-        for i, (got, base, want) in enumerate(
-            zip(trial.run(), trial.outputs, trial.expected, strict=True)
-        )
+        Pair(f"output {i}, contiguous arguments", got, base, bound)
+        for i, (got, base, bound) in enumerate(zip(trial.run(), trial.outputs, bounds, strict=True))
     ]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_ops.testing.laws import in_range, negated, safe_exponents, scaled_pair
+from torch_ops.testing.laws import in_range, negated, safe_exponents, scaled_pair, twice
 from torch_ops.testing.proof import Law, Pair, Trial
 from torch_ops.testing.proofs._attention import visible
 from torch_ops.testing.proofs._attention_gradients import GIVEN, gradient_of, left
@@ -125,13 +125,9 @@ def _swapped(trial: Trial) -> Sequence[Pair] | None:
     changes = {n: turned(trial.args[n]) for n in names}
     expected = gradient_of({**trial.args, **changes})(trial.contract)
     return [
-        Pair(f"{e.name}, heads and sequences reversed", a, turned(b), _twice(e.bound))
+        Pair(f"{e.name}, heads and sequences reversed", a, turned(b), twice(e.bound))
         for e, a, b in zip(expected, trial.run(**changes), trial.outputs, strict=True)
     ]
-
-
-def _twice(bound: Tensor | None) -> Tensor | None:
-    return None if bound is None else 2 * bound
 
 
 LAWS = (

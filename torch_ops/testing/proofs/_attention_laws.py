@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from torch_ops.testing.laws import alone, in_range, safe_exponents, scaled_pair
+from torch_ops.testing.laws import alone, in_range, safe_exponents, scaled_pair, twice
 from torch_ops.testing.proof import Law, Output, Pair, Trial
 from torch_ops.testing.proofs._attention import attend, visible
 
@@ -125,7 +125,7 @@ def _reordered(
     if not trial.contract.batch_invariant:
         on_cpu = {name: tensor.cpu() for name, tensor in changed.items()}
         expected = attend({**_on_cpu(trial), **on_cpu}, trial.contract)
-        bounds = [None if e.bound is None else 2 * e.bound for e in expected]
+        bounds = [twice(e.bound) for e in expected]
     return [
         Pair(f"{name}, {what}", a, reorder(b), bound)
         for name, a, b, bound in zip(_NAMES, got, trial.outputs, bounds, strict=False)
@@ -162,7 +162,7 @@ def _repeated_heads(trial: Trial) -> Sequence[Pair] | None:
     got = trial.run(k=k.repeat_interleave(group, 2), v=v.repeat_interleave(group, 2))
     expected = attend(_on_cpu(trial), trial.contract)
     return [
-        Pair(f"{e.name}, key heads repeated", a, b, None if e.bound is None else 2 * e.bound)
+        Pair(f"{e.name}, key heads repeated", a, b, twice(e.bound))
         for e, a, b in zip(expected, got, trial.outputs, strict=False)
     ]
 

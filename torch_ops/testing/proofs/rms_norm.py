@@ -9,7 +9,14 @@ import torch
 
 from torch_ops.testing.batch_faults import batch_mutants
 from torch_ops.testing.faults import floored, generic_mutants, raised, truncated
-from torch_ops.testing.laws import alone, homogeneous, negated, permuted_rows, rounding_bias
+from torch_ops.testing.laws import (
+    alone,
+    homogeneous,
+    negated,
+    permuted_rows,
+    rounding_bias,
+    twice,
+)
 from torch_ops.testing.proof import Arguments, Law, Mutant, Output, Pair, Proof, Trial
 from torch_ops.testing.proofs import _norm_faults as fault
 from torch_ops.testing.proofs import _norms
@@ -35,9 +42,8 @@ def _absent_weight(trial: Trial) -> Sequence[Pair] | None:
     (without,), (with_ones,) = trial.run(weight=None), trial.run(weight=ones)
     bound = None
     if not trial.contract.batch_invariant:
-        bound = oracle({**trial.args, "weight": None}, trial.contract)[0].bound
-    twice = None if bound is None else 2 * bound
-    return [Pair("out without a weight, against a weight of ones", without, with_ones, twice)]
+        bound = twice(oracle({**trial.args, "weight": None}, trial.contract)[0].bound)
+    return [Pair("out without a weight, against a weight of ones", without, with_ones, bound)]
 
 
 LAWS = (
