@@ -88,7 +88,7 @@ def mark_static_address(tensor: torch.Tensor) -> None:
     """Let CUDA graphs take an empty tensor as it is, without importing Dynamo.
 
     They copy their other inputs: with one on the CPU among them not all in one kernel, but one by
-    one. Empty tensors have one address, none.
+    one. Empty tensors have one address, none. What modules hold Dynamo marks itself.
     """
     tensor._dynamo_static_input_type = "unguarded"  # type: ignore[attr-defined]
 

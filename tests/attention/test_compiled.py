@@ -16,6 +16,7 @@ import torch_ops
 from torch_ops.attention import (
     Attention,
     AttentionBackend,
+    AttentionMetadata,
     apply_attention_backend_override,
     override_attention_backend,
 )
@@ -40,7 +41,7 @@ class Counted:
     def frames(self) -> int:
         return self.counter.frame_count
 
-    def __call__(self, *args: Tensor) -> Tensor:
+    def __call__(self, *args: Any) -> Tensor:
         out: Tensor = self.call(*args)
         assert not counters["graph_break"]
         return out
@@ -92,6 +93,22 @@ def test_a_graph_reads_what_all_of_its_layers_run_once(script: Any) -> None:
     for node in graph.graph.find_nodes(op="placeholder"):  # CUDA graphs copy the others
         kept = node.meta.get("tensor_dict", {}).get("_dynamo_static_input_type")
         assert (kept == "unguarded") is node.name.endswith(("_route", "_slot")), node.name
+
+
+def test_cuda_graphs_need_not_copy_what_names_a_step() -> None:
+    layer = Attention(4, 8, 2, backend="torch_math")
+    metadata = AttentionMetadata.ragged([2, 3], device="cpu")
+    compiled = Counted(layer)
+    q, k, v = (torch.randn(5, heads, 8) for heads in (4, 2, 2))
+    with torch.no_grad():
+        compiled(q, k, v, metadata)
+    (graph,) = compiled.counter.graphs
+    kept = {
+        node.name: node.meta.get("tensor_dict", {}).get("_dynamo_static_input_type")
+        for node in graph.graph.find_nodes(op="placeholder")
+    }
+    (step,) = [name for name in kept if name.endswith("_step")]
+    assert kept[step] == "unguarded"
 
 
 def swaps(model: nn.Module) -> list[Callable[[], object]]:

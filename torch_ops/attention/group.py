@@ -108,7 +108,6 @@ def _named(number: int) -> Tensor:
     with torch.inference_mode(False):  # all alike, or graphs would be compiled anew
         tensor = torch.empty(number, 0, device="cpu", dtype=torch.float32)
     dynamo.mark_dynamic(tensor, 0)
-    dynamo.mark_static_address(tensor)
     return tensor
 
 
