@@ -42,9 +42,10 @@ SAVED = Path(__file__).with_name("results") / "proof.json"
 GUESSES = {"inductor": 60.0, "triton": 20.0, "flashinfer": 20.0}
 GUESS = 10.0
 LONG = 60.0  # a process that may take longer is split by dtype
-# Inductor compiles each class of calls for seconds: so many of them a dtype.
+# Inductor compiles each class of calls for seconds: so many of them a dtype, and fewer where it
+# takes ten seconds or more.
 COMPILED_CLASSES = 9
-MORE_CLASSES = {"attention_with_lse": 14, "rms_norm_backward": 14}  # else laws stay unheard
+SLOW_CLASSES = dict.fromkeys(("attention", "attention_with_lse", "apply_rope", "apply_rope_"), 6)
 _forked = multiprocessing.get_context("forkserver")
 _forked.set_forkserver_preload(["benchmarks._proof_imports"])
 
@@ -110,7 +111,8 @@ def jobs(
 def prove(job: Job, device: str, profile: str) -> dict[str, Any]:
     """Verify one kernel in a process of its own."""
     started = time.monotonic()
-    classes = MORE_CLASSES.get(job.op, COMPILED_CLASSES) if job.backend == "inductor" else None
+    most = SLOW_CLASSES.get(job.op, COMPILED_CLASSES)
+    classes = most if job.backend == "inductor" else None
     received, sent = _forked.Pipe(duplex=False)
     arguments = (sent, job.op, job.backend, device, profile, job.dtypes, classes)
     process = _forked.Process(target=_proof_job.work, args=arguments)

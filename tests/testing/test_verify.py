@@ -23,7 +23,7 @@ from torch_ops.declarations import catalogue
 from torch_ops.testing import proof_of, replay
 from torch_ops.testing.classes import class_of
 from torch_ops.testing.compare import DeviceLostError, ViolationError
-from torch_ops.testing.proof import Law
+from torch_ops.testing.proof import Law, Pair, Trial
 from torch_ops.testing.reproduction import command
 from torch_ops.testing.result import Cell, Result
 from torch_ops.testing.subject import subject_of
@@ -373,6 +373,36 @@ def test_a_limit_on_classes_of_calls_is_kept_and_counted() -> None:
     assert cell.left_out > 10
     assert cell.left_out + cell.executed >= 100
     assert result.ok
+
+
+def test_laws_are_heard_in_few_more_classes_where_the_limit_leaves_theirs_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen = []
+
+    def kernel(x: Tensor) -> Tensor:
+        if x.numel() and class_of({"x": x}) not in seen:
+            seen.append(class_of({"x": x}))
+        return reference(x)
+
+    def holds(trial: Trial) -> list[Pair] | None:
+        if class_of(trial.args) == seen[0]:
+            return None
+        twice = trial.run(x=torch.cat([trial.args["x"]] * 2))[0]
+        rows = trial.outputs[0].shape[0]
+        return [Pair("rows", twice[:rows], trial.outputs[0])]
+
+    law = Law("other_class", "holds in other classes than the first", holds)
+    proof = proof_of(OP)
+    monkeypatch.setattr(
+        "torch_ops.testing.verify.proof_of",
+        lambda op: dataclasses.replace(proof, laws=(*proof.laws, law)),
+    )
+    (cell,) = _verify(kernel, max_classes=1).cells
+    assert cell.verdict == "passed", cell
+    assert cell.laws["other_class"] == 1
+    assert 2 <= len(seen) <= 3
+    assert cell.left_out > 100
 
 
 def test_classes_of_calls_are_told_by_what_compilers_specialize_on() -> None:

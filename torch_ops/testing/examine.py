@@ -42,6 +42,7 @@ class Tally:
         laws: How often each law had something to say, and held.
         laws_refused: Laws about calls that the kernel refuses, with the first reason.
         refused_specs: Some of the refused examples, with the reasons.
+        left_out_specs: Some of those left out.
     """
 
     executed: int = 0
@@ -51,6 +52,7 @@ class Tally:
     laws: collections.Counter[str] = field(default_factory=collections.Counter)
     laws_refused: dict[str, str] = field(default_factory=dict)
     refused_specs: dict[Spec, str] = field(default_factory=dict)
+    left_out_specs: list[Spec] = field(default_factory=list)
 
     def refuse(self, spec: Spec, reason: str) -> None:
         """Counts an example that the kernel refused."""
@@ -58,8 +60,14 @@ class Tally:
         if len(self.refused_specs) < REMEMBERED:
             self.refused_specs[spec] = reason
 
+    def leave_out(self, spec: Spec) -> None:
+        """Counts an example of a class past the limit."""
+        self.left_out += 1
+        if len(self.left_out_specs) < REMEMBERED:
+            self.left_out_specs.append(spec)
+
     def to_dict(self) -> dict[str, Any]:
-        """Returns all but the refused examples as plain data, for JSON."""
+        """Returns all but the examples themselves as plain data, for JSON."""
         return {
             "executed": self.executed,
             "refused": dict(self.refused),
@@ -74,7 +82,8 @@ class Tally:
         self.executed += other["executed"]
         for reason in other["refused"]:
             self.refuse(spec, reason)
-        self.left_out += other["left_out"]
+        for _ in range(other["left_out"]):
+            self.leave_out(spec)
         self.ratio = max(self.ratio, other["ratio"])
         self.laws.update(other["laws"])
         for law, reason in other["laws_refused"].items():
@@ -185,7 +194,7 @@ class Examiner:
     def _run(self, spec: Spec, tally: Tally, with_laws: bool) -> float | None:
         args = build(spec, self.device)
         if not self.admits(args):
-            tally.left_out += 1
+            tally.leave_out(spec)
             return None
         with self._watched():
             reason = self._refuses(args)
@@ -254,22 +263,23 @@ class Examiner:
 
     def why_silent(self, law: Law, tally: Tally) -> str | None:
         """Why the kernel refused the first example about which a law has something to say."""
-        for spec, reason in tally.refused_specs.items():
-            args = contiguous(build(spec))
-            expected = self.proof.oracle(args, self.contract)
-            outputs = tuple(o.value.to(o.dtype) for o in expected)
+        refused = tally.refused_specs.items()
+        return next((reason for spec, reason in refused if self.speaks(law, spec)), None)
 
-            def refused(_: Arguments, reason: str = reason) -> tuple[Tensor, ...]:
-                raise _RefusedError(reason)
+    def speaks(self, law: Law, spec: Spec) -> bool:
+        """Whether a law has something to say about an example; the kernel isn't called."""
+        args = contiguous(build(spec))
+        expected = self.proof.oracle(args, self.contract)
+        outputs = tuple(o.value.to(o.dtype) for o in expected)
 
-            try:
-                trial = Trial(spec, args, outputs, self.contract, expected, refused)
-                spoke = law.pairs(trial) is not None
-            except _RefusedError:
-                spoke = True
-            if spoke:
-                return reason
-        return None
+        def called(_: Arguments) -> tuple[Tensor, ...]:
+            raise _RefusedError(None)
+
+        try:
+            trial = Trial(spec, args, outputs, self.contract, expected, called)
+            return law.pairs(trial) is not None
+        except _RefusedError:
+            return True
 
     def _check_laws(self, trial: Trial, tally: Tally) -> None:
         for law in self.laws():

@@ -76,7 +76,7 @@ class Isolated:
         self.inner, self.process = inner, process
         self.laws: Callable[[], list[Law]] = inner.laws
         self.unproven, self.why_silent = inner.unproven, inner.why_silent
-        self.device = inner.device
+        self.speaks, self.device, self.limit = inner.speaks, inner.device, inner.limit
         self.deaths, self.hanging = 0, 0.0
         self._last: ViolationError | None = None
         self._hung: dict[str, ViolationError] = {}

@@ -45,6 +45,7 @@ OPCHECK_EVERY = 10
 TRACED_EVERY = {"dev": 9, "torch_ops_ci": 3}
 COMPILED_EVERY = {"dev": 27, "torch_ops_ci": 9}
 COSTLY = 4
+CLASSES_OF_A_LAW = 4  # of the call that a law is about, and of those that it makes
 MINIMUM_SHARE = 4
 
 
@@ -87,7 +88,8 @@ def verify(
         progress: Called after every example.
         dtypes: Names of dtypes to verify; all that the op declares where None.
         max_classes: Run at most so many classes of calls a dtype, for backends that compile each
-            (see `classes.class_of`); examples of others are left out and counted.
+            (see `classes.class_of`); examples of others are left out and counted, but for one of
+            each law that would have none.
         isolate: Whether to isolate; None isolates on a GPU. Only registered backends of installed
             packages and functions of importable modules can be.
         patience: How long an isolated kernel is waited for, and how many processes may die.
@@ -205,7 +207,9 @@ class _Run:
         )
         self.traced = self._operator("traced", rows[::traced])
         self.compiled = self._operator("compiled", rows[::compiled])
-        return counted + self._generated()
+        counted += self._generated()
+        self._heed_laws()
+        return counted
 
     def _judge(self, counted: int) -> Cell:
         least = max(self.examples // MINIMUM_SHARE, 1)
@@ -260,6 +264,20 @@ class _Run:
                 self._ended(phase, end)
                 return
             self._tell(phase, done, len(specs))
+
+    def _heed_laws(self) -> None:
+        """Has laws heard that had nothing to say within the limit: for each, a few more classes."""
+        limit = self.examine.limit
+        if limit is None or self.failures:
+            return
+        for law in self.examine.laws():
+            for spec in self.tally.left_out_specs:
+                if self.tally.laws[law.name] or not law.about(self.dtype):
+                    break
+                if self.examine.speaks(law, spec):
+                    limit.most = len(limit.seen) + CLASSES_OF_A_LAW
+                    self._fixed("laws", [spec], with_laws=True)
+            limit.most = len(limit.seen)
 
     def _example(self, spec: Spec, *, with_laws: bool = True) -> float | None:
         return self.known.run(spec, lambda: self.examine(spec, self.tally, with_laws=with_laws))
