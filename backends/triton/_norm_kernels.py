@@ -18,7 +18,7 @@ __all__ = ["apply", "inverse_root", "looped", "stats", "whole"]
 def _add(v: tl.tensor, r: tl.tensor, mask: tl.tensor, EVEN: tl.constexpr) -> tl.tensor:
     """Add the residual and round as it will be stored: the norm is that of the rounded sum."""
     wide = v.dtype
-    return (v + _piece(r, mask, EVEN).to(wide)).to(r.dtype.element_ty).to(wide)
+    return (v + _piece(r, mask, EVEN, "").to(wide)).to(r.dtype.element_ty).to(wide)
 
 
 @device_function
@@ -28,9 +28,7 @@ def inverse_root(x: tl.tensor) -> tl.tensor:
 
 
 @device_function
-def _piece(
-    at: tl.tensor, mask: tl.tensor, EVEN: tl.constexpr, KEEP: tl.constexpr = ""
-) -> tl.tensor:
+def _piece(at: tl.tensor, mask: tl.tensor, EVEN: tl.constexpr, KEEP: tl.constexpr) -> tl.tensor:
     """Load a piece of a row; loads without a mask are under way together."""
     if EVEN:
         return tl.load(at, eviction_policy=KEEP)
@@ -83,10 +81,10 @@ def whole(
         mask = inside & (row < rows)
     x_at = offset(row, x_step, x_outer, inner, LANE, NESTED)
     target = row * lanes * LANE
-    v = _piece(x + x_at + cols, mask, EVEN).to(wide)
+    v = _piece(x + x_at + cols, mask, EVEN, "").to(wide)
     if not LATE:
-        gain = None if w is None else _piece(w + cols, inside, EVEN)
-        shift = None if b is None else _piece(b + cols, inside, EVEN)
+        gain = None if w is None else _piece(w + cols, inside, EVEN, "")
+        shift = None if b is None else _piece(b + cols, inside, EVEN, "")
     if r is not None:
         r_at = offset(row, r_step, r_outer, inner, LANE, NESTED)
         v = _add(v, r + r_at + cols, mask, EVEN)
@@ -96,8 +94,8 @@ def whole(
     mean_square = tl.sum(v * v, 1, keep_dims=True) / count
     v *= inverse_root(mean_square + tl.full([1, 1], eps, wide))
     if LATE:
-        gain = None if w is None else _piece(w + cols, inside, EVEN)
-        shift = None if b is None else _piece(b + cols, inside, EVEN)
+        gain = None if w is None else _piece(w + cols, inside, EVEN, "")
+        shift = None if b is None else _piece(b + cols, inside, EVEN, "")
     v = _scaled(v, gain, shift, ONE_PLUS)
     _put(y + (x_at if IN_PLACE else target) + cols, v, mask, EVEN)
 
@@ -218,8 +216,8 @@ def apply(
         squares += tl.where(piece < pieces, size * (means - mean) * (means - mean), 0.0)
         x -= mean
     x *= inverse_root(tl.sum(squares) / count + added)
-    gain = None if w is None else _piece(w + cols, mask, False)
-    shift = None if b is None else _piece(b + cols, mask, False)
+    gain = None if w is None else _piece(w + cols, mask, False, "")
+    shift = None if b is None else _piece(b + cols, mask, False, "")
     x = _scaled(x, gain, shift, ONE_PLUS)
     y_at = offset(row, y_step, y_outer, inner, LANE, NESTED)
     tl.store(y + y_at + cols, x.to(y.dtype.element_ty), mask)

@@ -35,16 +35,16 @@ def whole(
         mask = inside & (row < rows)
     target = row * lanes * LANE
     x_row = x + offset(row, x_step, x_outer, inner, LANE, NESTED)
-    v = _piece(x_row + cols, mask, EVEN).to(tl.float32)
+    v = _piece(x_row + cols, mask, EVEN, "").to(tl.float32)
     if not LATE:
-        gain = _piece(w + cols, inside, EVEN)
+        gain = _piece(w + cols, inside, EVEN, "")
     if r is not None:
         v = _add(v, r + offset(row, r_step, r_outer, inner, LANE, NESTED) + cols, mask, EVEN)
         _put(total + target + cols, v, mask, EVEN)
     mean_square = tl.sum(v * v, 1, keep_dims=True) / columns.to(tl.float32)
     v *= tl.rsqrt(mean_square + tl.full([1, 1], eps, tl.float32))
     if LATE:
-        gain = _piece(w + cols, inside, EVEN)
+        gain = _piece(w + cols, inside, EVEN, "")
     v *= gain.to(tl.float32)
     v = rounded(v, x)  # what the norm alone would have stored
     v, scale = shared_codes(v, given, LARGEST, INT8, ROWS, BLOCK, GROUP)

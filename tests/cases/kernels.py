@@ -48,17 +48,24 @@ class Kernels:
         Raises:
             RefusedError: The kernel refuses these arguments.
         """
-        subject, proof = self.subject(op), proof_of(op)
-        bound = catalogue()[op].signature.bind(*args)
-        bound.apply_defaults()
-        reason = subject.refuses(tuple(bound.arguments.values()))
-        if reason is not None:
-            raise RefusedError(reason)
+        subject, proof = self.accepting(op, *args), proof_of(op)
         given = {
             name: to_device(_whole_copy(value), self.device) if name in proof.mutates else value
-            for name, value in bound.arguments.items()
+            for name, value in _bound(op, args).items()
         }
         return call(subject, proof, given)
+
+    def accepting(self, op: str, *args: Any) -> Subject:
+        """Give an op's kernel, which takes these arguments.
+
+        Raises:
+            RefusedError: It refuses them.
+        """
+        subject = self.subject(op)
+        reason = subject.refuses(tuple(_bound(op, args).values()))
+        if reason is not None:
+            raise RefusedError(reason)
+        return subject
 
     def takes(self, op: str, *args: Any) -> Outputs | None:
         """Run an op, or give None where the kernel refuses these arguments."""
@@ -87,6 +94,12 @@ class Kernels:
         return to_device(layouts.place(values.cpu().contiguous(), layout), self.device)
 
 
+def _bound(op: str, args: Sequence[Any]) -> dict[str, Any]:
+    bound = catalogue()[op].signature.bind(*args)
+    bound.apply_defaults()
+    return bound.arguments
+
+
 def _whole_copy(value: Tensor) -> Tensor:
     """Copy a tensor with its storage, so that its strides stay."""
     storage = torch.empty(0, dtype=value.dtype, device=value.device)
@@ -100,9 +113,7 @@ def judge(op: str, args: Sequence[Any], found: Sequence[Tensor]) -> None:
     Raises:
         ViolationError: An element is outside its bound.
     """
-    bound = catalogue()[op].signature.bind(*args)
-    bound.apply_defaults()
-    host = {n: v.cpu() if isinstance(v, Tensor) else v for n, v in bound.arguments.items()}
+    host = {n: v.cpu() if isinstance(v, Tensor) else v for n, v in _bound(op, args).items()}
     expected = proof_of(op).oracle(contiguous(host), catalogue()[op].contract)
     check_outputs(found, expected)
 

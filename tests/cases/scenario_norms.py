@@ -116,7 +116,7 @@ def gradients_that_are_expanded_or_have_two_uses(
     x, vectors = kernels.normal(4, 64, dtype=dtype), _vectors(kernels, op, dtype, 64)
     x.requires_grad_()
     try:
-        out = kernels.subject(op).call(x, *vectors)
+        out = kernels.accepting(op, x, *vectors).call(x, *vectors)
     except NoBackwardError:
         return
     require("N18: the result has a gradient", out.requires_grad)

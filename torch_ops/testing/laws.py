@@ -232,14 +232,14 @@ def contiguous_copy(trial: Trial) -> Sequence[Pair] | None:
     As for permuted rows bit for bit only where batch invariance is declared: PyTorch's sums of a
     row are vectorized by how it lies, and Inductor compiles for offsets apart.
     """
-    if all(o.layout == "contig" for _, o in trial.spec.operands):
+    if trial.spec.contiguous:
         return None
     bounds: list[Tensor | None] = [None] * len(trial.outputs)
     if not trial.contract.batch_invariant:
         bounds = [twice(e.bound) for e in trial.expected]
     return [
         Pair(f"output {i}, contiguous arguments", got, base, bound)
-        for i, (got, base, bound) in enumerate(zip(trial.run(), trial.outputs, bounds, strict=True))
+        for i, (got, base, bound) in enumerate(zip(trial.run(), trial.given, bounds, strict=True))
     ]
 
 

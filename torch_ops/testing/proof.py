@@ -63,10 +63,12 @@ class Pair:
 class Trial:
     """One executed example, as laws see it.
 
-    `args` are contiguous copies of the arguments from before the call, `expected` what the oracle
-    makes of them. `run` calls the kernel again with some of them replaced; laws never change a
-    tensor in place. `refuses` is what the kernel's predicate says of arguments, `other` calls
-    another op by the same backend, or its reference where the kernel is none of a backend.
+    `args` are contiguous copies of the arguments from before the call, `outputs` what the kernel
+    gave for them, and `expected` what the oracle makes of them. `given` is what it gave for the
+    example as it is laid out: where bits may hang on the layout, that may be something else. `run`
+    calls the kernel again with some arguments replaced; laws never change a tensor in place.
+    `refuses` is what the kernel's predicate says of arguments, `other` calls another op by the same
+    backend, or its reference where the kernel is none of a backend.
     """
 
     spec: Spec
@@ -77,6 +79,7 @@ class Trial:
     call: Callable[[Arguments], tuple[Tensor, ...]]
     refuses: Callable[[Arguments], str | None] = lambda _: None
     other: Callable[..., Any] = lambda op, *args: catalogue()[op].reference(*args)
+    given: tuple[Tensor, ...] = ()
 
     def run(self, **changes: Any) -> tuple[Tensor, ...]:
         """Returns the outputs for the same arguments with these replaced."""

@@ -84,6 +84,11 @@ class Spec:
         return dict(self.operands)
 
     @property
+    def contiguous(self) -> bool:
+        """Whether all operands are laid out as a contiguous tensor."""
+        return all(operand.layout == "contig" for _, operand in self.operands)
+
+    @property
     def param(self) -> dict[str, Scalar]:
         """The scalar arguments by name."""
         return dict(self.params)
