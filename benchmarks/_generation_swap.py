@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 import statistics
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -21,8 +20,6 @@ from torch_ops.errors import AttentionOverrideError
 __all__ = ["swapped"]
 
 TARGETS = ("flashinfer_fa2", "triton", "torch_math")
-# Two logits of two backends, each rounded: they may come to lie so many steps closer or apart.
-TIE_STEPS = 4
 
 
 class _Text(NamedTuple):
@@ -70,7 +67,7 @@ def swapped(
         "graphs": device.type == "cuda",
         "compiled": counters["stats"]["unique_graphs"] - graphs,
         "back_is_same": _same(plain, back), "again_is_same": _same(other, again),
-        "logits_differ": float((plain.logits[0].float() - other.logits[0].float()).abs().max()),
+        "difference": _relative(plain.logits[0] - other.logits[0], plain.logits[0]),
         **_changes(plain, other),
     }  # fmt: skip
 
@@ -105,33 +102,29 @@ def _same(one: _Text, other: _Text) -> bool:
 
 
 def _changes(plain: _Text, other: _Text) -> dict[str, Any]:
-    """Count texts that go on otherwise, and look at the logits where they part.
+    """Count texts that go on otherwise, and tell how far the two logits are apart where they part.
 
-    Behind that point the texts are about different things.
+    A gap is the larger one of both texts, as a part of the largest logit. Behind that point the
+    texts are about different things.
     """
-    rows, gaps, changed = len(plain.tokens[0]), [], 0
+    rows, gaps = len(plain.tokens[0]), []
     for row in range(rows):
         pairs = zip(plain.tokens, other.tokens, strict=True)
         at = next((i for i, (a, b) in enumerate(pairs) if a[row] != b[row]), None)
         if at is None:
             continue
         a, b = plain.tokens[at][row], other.tokens[at][row]
-        steps = max(
-            _steps_between(plain.logits[at][row], a, b), _steps_between(other.logits[at][row], b, a)
+        one, two = plain.logits[at], other.logits[at]
+        apart = (
+            _relative(one[row, a] - one[row, b], one),
+            _relative(two[row, b] - two[row, a], two),
         )
-        gaps.append(steps)
-        changed += steps > TIE_STEPS
-    return {
-        "texts": rows, "parted": len(gaps), "changed": changed,
-        "widest_gap_in_steps": max(gaps, default=0.0),
-    }  # fmt: skip
+        gaps.append(max(apart))
+    return {"texts": rows, "parted": len(gaps), "gaps": [round(gap, 6) for gap in gaps]}
 
 
-def _steps_between(logits: Tensor, best: Tensor, next_best: Tensor) -> float:
-    """Give how far two logits are apart, in steps between numbers of the better one's size."""
-    high, low = float(logits[best]), float(logits[next_best])
-    step = torch.finfo(logits.dtype).eps * 2.0 ** math.floor(math.log2(abs(high)))
-    return (high - low) / step
+def _relative(difference: Tensor, logits: Tensor) -> float:
+    return float(difference.float().abs().max() / logits.float().abs().max())
 
 
 def _rounded(numbers: Sequence[float]) -> list[float]:

@@ -18,7 +18,7 @@ from torch_ops.platform import Platform
 
 from . import _modules, _ragged
 
-__all__ = ["Call", "attend", "family", "layout", "load", "refusal", "unfit"]
+__all__ = ["Call", "apart", "attend", "family", "layout", "load", "refusal", "unfit"]
 
 HEAD_DIMS = (64, 128, 256)
 MIN_SCALE = 1e-3  # a masked logit then weighs less than 2**-72 of the largest one
@@ -86,6 +86,19 @@ def layout(name: str, x: Tensor) -> str | None:
     return None
 
 
+def apart(name: str, is_causal: bool, k: Tensor, v: Tensor) -> str | None:
+    """Give why a family can't read a batch's keys and values: as pages they lie alike."""
+    if _in_pages(name, is_causal, k) and _ragged.steps(k) != _ragged.steps(v):
+        return limits.strides("v", v, f"{k.stride()}, those of k")
+    return None
+
+
+def _in_pages(name: str, is_causal: bool, k: Tensor) -> bool:
+    """Whether sequences have to be pages, for none to read what is the next one's."""
+    batch, keys, _, head_dim = k.shape
+    return name == "fa3" and batch > 1 and keys % _ragged.tile(head_dim, is_causal) > 0
+
+
 def load(name: str, dtype: torch.dtype, head_dim: int, windowed: bool) -> None:
     """Load or compile what `attend` runs for single sequences and for batches of them."""
     _single(name, dtype, head_dim, windowed)
@@ -149,7 +162,7 @@ def _attend(call: Call, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor
     if batch > 1:
         shape = _ragged.Shape(
             q.device, call.family, q.dtype, batch, queries, keys, heads, k.shape[2], head_dim,
-            call.is_causal, window_left, scale,
+            call.is_causal, window_left, scale, _in_pages(call.family, call.is_causal, k),
         )  # fmt: skip
         result = _ragged.run(shape, q, k, v, call.with_lse)
     else:

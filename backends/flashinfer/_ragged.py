@@ -1,4 +1,4 @@
-"""Batches of equally long sequences by FlashInfer's ragged prefill; its plans, one per shape.
+"""Batches of equally long sequences by FlashInfer's batched prefill; its plans, one per shape.
 
 A plan is data on the GPU that kernels read. A CUDA graph that was captured with it needs it for
 ever; another one is dropped, when there are many, after the kernels that may still read it.
@@ -18,15 +18,47 @@ from torch_ops.once import capturing, once
 
 from . import _modules
 
-__all__ = ["Shape", "load", "run"]
+__all__ = ["Shape", "load", "run", "steps", "tile", "usual"]
 
 PLANS = 32
 _lock = locks.lock()
 _plans: dict[Shape, _Plan] = {}
 
 
+def tile(head_dim: int, is_causal: bool) -> int:
+    """Give how many packed keys FA3 takes at once, or a multiple.
+
+    It multiplies the values behind the last key of a sequence by zero, and NaN stays NaN: those of
+    the next sequence, where they are packed. Source: getCTATileSize in prefill_sm90.cuh of
+    FlashInfer 0.6.13. Pages are masked where they are loaded.
+    """
+    return 192 if head_dim == 128 and not is_causal else 128
+
+
+def steps(x: Tensor) -> list[int]:
+    """Give the strides that lead anywhere."""
+    return [step for size, step in zip(x.shape, x.stride(), strict=True) if size > 1]
+
+
+def usual(x: Tensor) -> Tensor:
+    """Give axes of one element the strides of a contiguous tensor: FlashInfer uses them all.
+
+    FA3 describes tensors to the GPU by them, which takes none that is odd, and caches of pages have
+    to agree in them.
+    """
+    found = list(x.stride())
+    for axis in reversed(range(x.dim() - 1)):
+        if x.shape[axis] == 1:
+            found[axis] = found[axis + 1] * x.shape[axis + 1]
+    return x.as_strided(x.shape, found)
+
+
 class Shape(NamedTuple):
-    """What a plan is made for."""
+    """What a plan is made for.
+
+    Attributes:
+        pages: Whether each sequence's keys are a page of their own, or all are packed.
+    """
 
     device: torch.device
     family: str
@@ -40,17 +72,19 @@ class Shape(NamedTuple):
     is_causal: bool
     window_left: int
     scale: float
+    pages: bool
 
 
 @functools.cache
-def load(family: str, dtype: torch.dtype, head_dim: int, windowed: bool) -> Any:
-    """Give the wrapper's class, once the kernel that it will run is loaded."""
+def load(family: str, dtype: torch.dtype, head_dim: int, windowed: bool) -> tuple[Any, Any]:
+    """Give the wrappers of packed keys and of pages, once the kernels they will run are loaded."""
 
     def build() -> Any:
         prefill = _modules.package("prefill")
         kind = (dtype, dtype, dtype, torch.int32, head_dim, head_dim)
         prefill.get_batch_prefill_module(family, *kind, 0, windowed, False, False)
-        return prefill.BatchPrefillWithRaggedKVCacheWrapper
+        packed = prefill.BatchPrefillWithRaggedKVCacheWrapper
+        return packed, prefill.BatchPrefillWithPagedKVCacheWrapper
 
     key = ("flashinfer", "ragged prefill", family, dtype, head_dim, windowed)
     what = f"FlashInfer's batched prefill {family} for {dtype}, head_dim {head_dim}"
@@ -61,20 +95,24 @@ class _Plan:
     """A planned wrapper; `streams` have run it outside of captures."""
 
     def __init__(self, shape: Shape) -> None:
-        wrapper = load(shape.family, shape.dtype, shape.head_dim, shape.window_left >= 0)
-        unused = torch.empty(16, dtype=torch.uint8, device=shape.device)  # for split keys: off
-        self.wrapper = wrapper(unused, "NHD", backend=shape.family)
+        wrappers = load(shape.family, shape.dtype, shape.head_dim, shape.window_left >= 0)
+        unused = torch.zeros(16, dtype=torch.uint8, device=shape.device)  # for split keys: off
+        self.wrapper = wrappers[shape.pages](unused, "NHD", backend=shape.family)
         # Seven ints for each tile of 64 queries and head, and offsets; by default it is 8 MiB.
         room = 64 * shape.batch * shape.heads * (shape.queries // 64 + 1) + 8192
         room += shape.batch * shape.queries * shape.heads
         scratch = torch.empty(room, dtype=torch.uint8, device=shape.device)
         self.wrapper.reset_workspace_buffer(unused, scratch)
+        sizes = (shape.heads, shape.kv_heads, shape.head_dim)
+        keys: tuple[Tensor, ...] = (_offsets(shape.batch, shape.keys),)
+        if shape.pages:
+            indices = torch.arange(shape.batch, dtype=torch.int32, device=shape.device)
+            keys = (_offsets(shape.batch, 1), indices, torch.full((shape.batch,), shape.keys).int())
+            sizes = (*sizes, shape.keys)
         self.wrapper.plan(
             _offsets(shape.batch, shape.queries),
-            _offsets(shape.batch, shape.keys),
-            shape.heads,
-            shape.kv_heads,
-            shape.head_dim,
+            *keys,
+            *sizes,
             causal=shape.is_causal,
             window_left=shape.window_left,
             sm_scale=shape.scale,
@@ -99,10 +137,13 @@ def _offsets(batch: int, length: int) -> Tensor:
 
 
 def run(shape: Shape, q: Tensor, k: Tensor, v: Tensor, with_lse: bool) -> Any:
-    """Attend; the tensors are flattened to ``[B * S, heads, D]``, copied where that takes it."""
+    """Attend; what is packed is flattened to ``[B * S, heads, D]``, copied where that takes it."""
     plan = _planned(shape)
-    flat = [x.reshape(-1, *x.shape[2:]) for x in (q, k, v)]
-    return plan.wrapper.run(*flat, return_lse=with_lse)
+    if shape.pages:
+        flat = q.reshape(-1, *q.shape[2:])
+        return plan.wrapper.run(flat, (usual(k), usual(v)), return_lse=with_lse)
+    packed = [x.reshape(-1, *x.shape[2:]) for x in (q, k, v)]
+    return plan.wrapper.run(*packed, return_lse=with_lse)
 
 
 def _planned(shape: Shape) -> _Plan:

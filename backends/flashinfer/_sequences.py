@@ -101,13 +101,10 @@ def refusal(
         reason = layout(name, x)
         if reason is not None:
             return reason
-    if k.dim() == 4 and _steps(k) != _steps(v):
+    pages = k.dim() == 4 or _prefill.family(q.device) == "fa3"
+    if pages and _ragged.steps(k) != _ragged.steps(v):
         return limits.strides(names[1], v, f"{k.stride()}, those of {names[0]}")
     return None
-
-
-def _steps(x: Tensor) -> list[int]:
-    return [step for size, step in zip(x.shape, x.stride(), strict=True) if size > 1]
 
 
 def layout(name: str, x: Tensor, *, pages: bool = False) -> str | None:
@@ -133,8 +130,10 @@ def attend(call: Call, q: Tensor, k: Tensor, v: Tensor, table: Table) -> tuple[T
     if not (q.numel() and k.numel() and batch and listed):
         return out, lse
     refuse_capture(call.op, "let an Attention layer plan its metadata before the capture, or take")
-    q, k, v = map(_usual, (q, k, v))
     lengths = read(table, k.shape[1] if k.dim() == 4 else 0)
+    if table.kv_indices is None and call.family == "fa3":
+        k, v, table, lengths = _in_pages(k, v, table, lengths)
+    q, k, v = map(_ragged.usual, (q, k, v))
     rows = _seeing(lengths, call.is_causal)
     counts = [len(each) for each in rows]
     if not any(counts):
@@ -150,17 +149,13 @@ def attend(call: Call, q: Tensor, k: Tensor, v: Tensor, table: Table) -> tuple[T
     return out, lse
 
 
-def _usual(x: Tensor) -> Tensor:
-    """Give axes of one element the strides of a contiguous tensor: FlashInfer uses them all.
-
-    FA3 describes tensors to the GPU by them, which takes none that is odd, and caches of pages have
-    to agree in them.
-    """
-    steps = list(x.stride())
-    for axis in reversed(range(x.dim() - 1)):
-        if x.shape[axis] == 1:
-            steps[axis] = steps[axis + 1] * x.shape[axis + 1]
-    return x.as_strided(x.shape, steps)
+def _in_pages(
+    k: Tensor, v: Tensor, table: Table, lengths: Lengths
+) -> tuple[Tensor, Tensor, Table, Lengths]:
+    """Make each packed key a page, for no sequence to read what is the next one's."""
+    indices = torch.arange(lengths.starts[-1], dtype=torch.int32, device=k.device)
+    lengths = lengths._replace(last=[min(count, 1) for count in lengths.keys])
+    return k.unsqueeze(1), v.unsqueeze(1), table._replace(kv_indices=indices), lengths
 
 
 def refuse_capture(op: str, what: str) -> None:

@@ -47,7 +47,8 @@ def supports_call(
         and max(q.numel(), k.numel()) <= limits.OFFSETS
     ):
         return None
-    return _prefill.layout("q", q) or _prefill.layout("k", k) or _prefill.layout("v", v)
+    reason = _prefill.layout("q", q) or _prefill.layout("k", k) or _prefill.layout("v", v)
+    return reason or _prefill.apart(_prefill.family(q.device), is_causal, k, v)
 
 
 def attention(
@@ -95,6 +96,8 @@ class _Prefill(PreparedAttention):
 
     def run(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         q, k, v = (x if _prefill.layout("", x) is None else _copied(x) for x in (q, k, v))
+        if _prefill.apart(self._call.family, self._spec.is_causal, k, v):
+            k, v = _copied(k), _copied(v)
         return _prefill.attend(self._call, q, k, v)[0]
 
     @property

@@ -351,7 +351,18 @@ class Wrapper:
             assert all(step and step % 8 == 0 for step in x.stride()[:2])
         starts = self.bounds[1]
         keys = [slice(*pair) for pair in itertools.pairwise(starts)]
-        return self._attend(q, [(k[rows], v[rows]) for rows in keys], return_lse)
+        found = self._attend(q, [(k[rows], v[rows]) for rows in keys], return_lse)
+        if self.backend == "fa3":
+            self._reach_over(found[0] if return_lse else found, v)
+        return found
+
+    def _reach_over(self, out: Tensor, v: Tensor) -> None:
+        """Add zero times the values behind each sequence's last one, to the end of the tile."""
+        tile = 192 if self.heads[2] == 128 and not self.options["causal"] else 128
+        for queries, (first, last) in zip(*map(itertools.pairwise, self.bounds), strict=True):
+            behind = v[last : first + -(-(last - first) // tile) * tile]
+            zero = (behind * 0).sum(0).repeat_interleave(self.heads[0] // self.heads[1], 0)
+            out[slice(*queries)] += zero
 
     def _attend(self, q: Tensor, keys: list[tuple[Tensor, Tensor]], return_lse: bool) -> Any:
         causal, window = self.options["causal"], self.options["window_left"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import math
 import sys
@@ -90,6 +91,38 @@ def test_the_family_is_pinned_and_prepared(flashinfer: Model) -> None:
         assert [call[:2] for call in flashinfer.called] == [
             ("single", family), ("plan", family), ("run", family),
         ]  # fmt: skip
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize(("keys", "head_dim"), [(7, 64), (128, 64), (128, 128), (192, 128)])
+def test_fa3_multiplies_no_value_of_the_next_sequence(
+    keys: int, head_dim: int, is_causal: bool, flashinfer: Model
+) -> None:
+    """By zero, of which NaN makes NaN: packed where tiles end with sequences, else in pages."""
+    prepared = examples.part("flashinfer", "attention").prepare(
+        dataclasses.replace(spec(head_dim), is_causal=is_causal), CPU, HALF, FA3
+    )
+    q, k, v = dense(batch=2, keys=keys, head_dim=head_dim)
+    wanted = prepared.run(q, k, v)
+    k[1] = v[1] = math.nan
+    assert torch.equal(prepared.run(q, k, v)[0], wanted[0])
+    (plan,) = _ragged._plans
+    assert plan.pages == (keys % (192 if head_dim == 128 and not is_causal else 128) > 0)
+
+
+def test_fa3_reads_keys_and_values_in_pages_that_lie_alike(
+    flashinfer: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    q, k, v = dense(batch=2)
+    pair = torch.stack([v, v], 3)[:, :, :, 0]
+    monkeypatch.setattr(_prefill, "family", lambda device: "fa3")
+    assert examples.refusal("attention", "flashinfer", q, k, v) is None
+    assert examples.refusal("attention", "flashinfer", q, k, pair) == (
+        "v strides (1792, 256, 128, 1) for shape [2, 7, 2, 64] (supported: (896, 128, 64, 1), "
+        "those of k)"
+    )
+    prepared = examples.part("flashinfer", "attention").prepare(spec(), CPU, HALF, FA3)
+    assert torch.equal(prepared.run(q, k, pair), prepared.run(q, k, v))
 
 
 def test_layers_copy_what_does_not_lie_right(flashinfer: Model) -> None:

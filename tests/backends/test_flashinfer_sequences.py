@@ -103,6 +103,39 @@ def test_takes_heads_first_and_interleaved_caches(flashinfer: Model) -> None:
     assert torch.equal(run(paged(**caches)), run(paged(**first)))
 
 
+def packed(**changes: Any) -> dict[str, Any]:
+    """Three sequences of 2, 0 and 5 queries and of 4, 0 and 7 keys; one more key is nobody's."""
+    torch.manual_seed(0)
+    rows = {n: torch.randn(12, 2, 64).half() for n in "kv"}
+    return {
+        "q": torch.randn(7, 4, 64).half(), **rows, "qo_indptr": BOUNDS,
+        "kv_indptr": torch.tensor([0, 4, 4, 11]).int(), "max_qo_len": 5, "max_kv_len": 7,
+        "is_causal": True, "scale": None, "window_left": -1, "logits_soft_cap": 0.0, **changes,
+    }  # fmt: skip
+
+
+def test_fa3_takes_packed_keys_as_pages(flashinfer: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It multiplies values behind a packed sequence by zero, of which NaN makes NaN."""
+    wanted = run(packed(), "varlen_attention")
+    monkeypatch.setattr(examples.part("flashinfer", "_prefill"), "family", lambda device: "fa3")
+    monkeypatch.setattr(
+        examples.part("flashinfer", "varlen_attention"), "family", lambda device: "fa3"
+    )
+    args = packed()
+    for name in "kv":
+        args[name][4:] = torch.nan
+    assert torch.equal(run(args, "varlen_attention")[:2], wanted[:2])
+    args = packed()
+    for name in "kv":
+        args[name][11:] = torch.nan
+    assert torch.equal(run(args, "varlen_attention"), wanted)
+    assert ("plan", "fa3", [0, 2, 2, 7], [0, 4, 4, 11], 4, 2, 64) in flashinfer.called
+    args = packed(v=torch.stack([packed()["v"]] * 2, 2)[:, :, 0])
+    assert examples.refusal("varlen_attention", "flashinfer", *args.values()) == (
+        "v strides (256, 128, 1) for shape [12, 2, 64] (supported: (128, 64, 1), those of k)"
+    )
+
+
 def test_axes_of_one_element_have_the_usual_strides(flashinfer: Model) -> None:
     """FlashInfer reads them, too: FA3 fails by odd ones, and caches have to agree."""
     caches = {n: paged()[n][:1, :, :1].contiguous() for n in ("k_cache", "v_cache")}

@@ -107,6 +107,19 @@ def test_layers(backend: str, family: str, batch: int) -> None:
     assert layer.backend.value == family
 
 
+@pytest.mark.parametrize("backend", ["flashinfer", "triton", "torch"])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("keys", [100, 128, 192, 384, 2048])
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_a_sequence_next_to_nan(backend: str, head_dim: int, keys: int, is_causal: bool) -> None:
+    """Tiles that reach over a sequence's end weigh what lies there by zero, and NaN stays NaN."""
+    q, k, v = (new(2, keys, heads, head_dim) for heads in (4, 2, 2))
+    wanted = registered("attention", backend).call(q, k, v, is_causal)
+    k[1] = v[1] = torch.nan
+    found = registered("attention", backend).call(q, k, v, is_causal)
+    assert torch.equal(found[0], wanted[0])
+
+
 @pytest.mark.parametrize("backend", BOTH)
 def test_offsets_beyond_31_bits(backend: str) -> None:
     free, _ = torch.cuda.mem_get_info()

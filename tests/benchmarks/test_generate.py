@@ -148,42 +148,45 @@ def texts(tokens: list[list[int]], logits: Tensor) -> Any:
     return _Text([1.0] * len(tokens), [torch.tensor(row) for row in tokens], list(logits))
 
 
-def test_ties_are_no_change_and_more_is() -> None:
+def test_gaps_are_those_of_the_logits_where_texts_part() -> None:
     from benchmarks._generation_swap import _changes
 
     logits = torch.tensor([[[5.0, 4.875, 1.0], [5.0, 4.0, 1.0]]], dtype=torch.bfloat16)
     plain = texts([[0, 0]], logits)
-    # A step between numbers from 4 to 8 is 2**-5: four of them are a tie.
     found = _changes(plain, texts([[1, 0]], logits[..., [1, 0, 2]]))
-    assert found == {"texts": 2, "parted": 1, "changed": 0, "widest_gap_in_steps": 4.0}
+    assert found == {"texts": 2, "parted": 1, "gaps": [0.025]}
     found = _changes(plain, texts([[0, 1]], logits[..., [1, 0, 2]]))
-    assert found == {"texts": 2, "parted": 1, "changed": 1, "widest_gap_in_steps": 32.0}
+    assert found == {"texts": 2, "parted": 1, "gaps": [0.2]}
     assert _changes(plain, texts([[0, 0]], logits))["parted"] == 0
 
 
 SWAP = {
-    "workload": "swap", "candidate": "ours", "run": "1", "changed": 0, "compiled": 0,
+    "workload": "swap", "candidate": "ours", "run": "1", "difference": 0.02, "gaps": [0.03],
+    "compiled": 0,
     "back_is_same": True, "again_is_same": True, "graphs": True, "swapped_ms": [9, 40, 5, 5, 5],
     "back_ms": [5, 5, 5, 5], "again_ms": [6, 5, 5, 5],
 }  # fmt: skip
 ROW = {"workload": "b64x2k", "run": "1", "difference": 0.01}
 OURS = {**ROW, "candidate": "ours", "ms": 9.0, "ratio": 1.2}
+LIKE_SWAP = {**ROW, "workload": "b16x1k", "candidate": "transformers compiled"}
 THEIRS = {**ROW, "candidate": "transformers compiled", "ms": 44.0, "ratio": 5.8}
 
 
 @pytest.mark.parametrize(
     ("rows", "failed"),
     [
-        ([OURS, THEIRS, SWAP], []),
+        ([OURS, THEIRS, LIKE_SWAP, SWAP], []),
+        ([{**SWAP, "gaps": [], "difference": 0.0}], ["transformers compiled of b16x1k beside it"]),
         ([{**OURS, "ratio": 1.3}, THEIRS], ["step over the floor"]),
         ([OURS, {**THEIRS, "ms": 30.0}], ["times as fast as transformers compiled"]),
         ([OURS, {**THEIRS, "ms": 30.0, "run": "2"}], []),  # nothing is said across runs
         ([{**OURS, "difference": 0.1}, THEIRS], ["largest difference of logits"]),
-        ([{**SWAP, "changed": 1}], ["texts changed beyond ties"]),
-        ([{**SWAP, "compiled": 1}], ["graphs compiled by swaps"]),
-        ([{**SWAP, "back_is_same": False}], ["back is same"]),
-        ([{**SWAP, "swapped_ms": [11, 40, 11, 5, 5, 5, 5]}], ["slow steps, swapped"]),
-        ([{**SWAP, "back_ms": [11, 5, 5, 5]}], ["slow steps, back"]),
+        ([LIKE_SWAP, {**SWAP, "gaps": [0.01, 0.036]}], ["widest gap where texts part"]),
+        ([LIKE_SWAP, {**SWAP, "difference": 0.08}], ["difference of logits"]),
+        ([LIKE_SWAP, {**SWAP, "compiled": 1}], ["graphs compiled by swaps"]),
+        ([LIKE_SWAP, {**SWAP, "back_is_same": False}], ["back is same"]),
+        ([LIKE_SWAP, {**SWAP, "swapped_ms": [11, 40, 11, 5, 5, 5, 5]}], ["slow steps, swapped"]),
+        ([LIKE_SWAP, {**SWAP, "back_ms": [11, 5, 5, 5]}], ["slow steps, back"]),
         ([{"workload": "prefill8k", "candidate": "ours", "tflop_s": 619.0}], ["TFLOP/s of a pr"]),
     ],
 )
@@ -200,11 +203,11 @@ def test_parts_are_merged_and_errors_are_not_ok() -> None:
     from benchmarks import generate
 
     old = {"shape": "llama3-8b", "date": "1", "rows": [{**OURS, "ratio": 1.3}, THEIRS]}
-    new = {"shape": "llama3-8b", "date": "2", "rows": [{**OURS, "run": "2"}, SWAP]}
+    new = {"shape": "llama3-8b", "date": "2", "rows": [{**OURS, "run": "2"}, LIKE_SWAP, SWAP]}
     both = generate.merged(old, new)
     assert (both["date"], both["ok"]) == ("2", True)
     assert [(row["workload"], row["run"]) for row in both["rows"]] == [
-        ("b64x2k", "2"), ("b64x2k", "1"), ("swap", "1"),
+        ("b64x2k", "2"), ("b64x2k", "1"), ("b16x1k", "1"), ("swap", "1"),
     ]  # fmt: skip
     failed = {"workload": "swap", "candidate": "ours", "error": "X: y"}
     assert not generate.merged(both, {**new, "rows": [failed]})["ok"]

@@ -192,6 +192,11 @@ def sequence_0(x: Tensor) -> Tensor:
     return x[:1].expand(x.shape) if len(x) else x
 
 
+def times_zero_of_next(x: Tensor) -> Tensor:
+    """Adds zero times what comes next, as a tile does that reaches over the end."""
+    return x + 0 * x.roll(-1, 0)
+
+
 def _previous(axis: int) -> Change:
     return lambda x: x.roll(1, axis)
 
@@ -243,6 +248,7 @@ def mutants(convert: Callable[..., Any]) -> tuple[Mutant, ...]:
         mutant("keys_of_sequence_0", "sequences bound", k=sequence_0),
         mutant("values_of_sequence_0", "sequences bound", v=sequence_0),
         mutant("queries_of_sequence_0", "sequences bound", q=sequence_0),
+        mutant("next_values_times_zero", "sequences", v=times_zero_of_next),
         mutant("heads_modulo", "heads repeated_heads bound", head_map=modulo),
         mutant("key_head_0", "heads bound", head_map=head_0),
         mutant("group_off_by_one", "heads bound", head_map=off_by_one),

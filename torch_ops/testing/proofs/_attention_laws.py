@@ -136,7 +136,17 @@ def _swapped_batch(trial: Trial) -> Sequence[Pair] | None:
     if trial.args["q"].shape[0] < 2:
         return None
     changed = {n: trial.args[n].flip(0).contiguous() for n in ("q", "k", "v")}
-    return _reordered(trial, "sequences reversed", changed, lambda o: o.flip(0))
+    pairs = _reordered(trial, "sequences reversed", changed, lambda o: o.flip(0))
+    return pairs + _next_to_nan(trial)
+
+
+def _next_to_nan(trial: Trial) -> list[Pair]:
+    """The first sequence where all others have keys and values NaN, which no zero weight undoes."""
+    changed = {n: trial.args[n].clone() for n in ("k", "v")}
+    for value in changed.values():
+        value[1:] = torch.nan
+    kept = [o[:1] for o in trial.run(**changed)], [o[:1] for o in trial.outputs]
+    return _all("the other sequences NaN", *kept)
 
 
 def _swapped_heads(trial: Trial) -> Sequence[Pair] | None:

@@ -22,6 +22,7 @@ GENERIC = {mutant.name for mutant in generic_mutants(lambda *args: args[0])}
 # Faults between the sequences of a dense batch, of which there is one here.
 BATCHED = {
     "keys_of_sequence_0", "values_of_sequence_0", "queries_of_sequence_0",
+    "next_values_times_zero",
     "fast_path_for_one_row", "fast_path_for_few_rows", "predicate_wants_several_rows",
 }  # fmt: skip
 # One query at the last key sees all keys but those before its window: none, or one at least.
@@ -225,12 +226,18 @@ def of_rows(form: Form, convert: Callable[[Kernel], Any]) -> list[Mutant]:
     ]  # fmt: skip
 
 
+def _plus_zero_of_next(form: Form) -> Callable[[Arguments], Arguments]:
+    values = form.values
+    return lambda args: {**args, values: dense.times_zero_of_next(args[values])}
+
+
 def of_batches(form: Form, convert: Callable[[Kernel], Any]) -> list[Mutant]:
     """Faults that mix sequences up."""
     mutant = planter(form, convert)
     return [
         mutant("keys_of_sequence_0", "bound sequences", where=_of_sequence_0),
         mutant("keys_of_the_next", "bound sequences", where=_of_next),
+        mutant("next_values_times_zero", "bound sequences", arguments=_plus_zero_of_next(form)),
         mutant("empty_sequences_uncounted", "bound sequences", where=_without_empty),
         mutant("keys_in_whole_blocks", "bound", where=_in_blocks(16)),
         *_of_promises(form, convert),

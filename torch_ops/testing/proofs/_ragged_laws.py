@@ -204,7 +204,7 @@ def reordered(form: Form, args: Arguments, order: Sequence[int]) -> tuple[Argume
 
 
 def _sequences(form: Form, trial: Trial) -> Pairs:
-    """In reverse order, and the last one with queries alone."""
+    """In reverse order, the last one with queries alone, and the first where all else is NaN."""
     runs = form.runs(trial.args)
     if len(runs) < 2:
         return None
@@ -215,7 +215,21 @@ def _sequences(form: Form, trial: Trial) -> Pairs:
             args, rows = reordered(form, trial.args, order)
             base = [output[rows] for output in trial.outputs]
             pairs += close(trial, f"sequences: {what}", trial.run(**args), base, _taking(rows))
+    if asked:
+        args, rows = _all_else_nan(form, trial.args, runs[asked[0]]), runs[asked[0]].rows
+        kept = [o[rows] for o in trial.run(**args)], [o[rows] for o in trial.outputs]
+        pairs += equal("all that the first sequence doesn't read NaN", *kept)
     return pairs
+
+
+def _all_else_nan(form: Form, args: Arguments, run: Run) -> Arguments:
+    own = torch.zeros_like(form.unread(args))
+    own[run.keys] = True
+    changed = {}
+    for name in (form.keys, form.values):
+        other = ~own.view(*own.shape, *[1] * (args[name].dim() - own.dim()))
+        changed[name] = args[name].masked_fill(other, torch.nan)
+    return changed
 
 
 def _alone(form: Form, trial: Trial) -> Pairs:
