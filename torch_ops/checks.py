@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Sequence
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
@@ -117,7 +118,7 @@ def no_overlap(op: str, first: str, x: Tensor, second: str, y: Tensor) -> None:
     Two tensors of one storage pass where their elements are known to be apart, as the column
     blocks of one matrix are.
     """
-    if _is_alias_of(x, y) and _may_overlap(x, y):
+    if _is_alias_of(x, y) and _may_overlap(_place(x), _place(y)):
         refuse(
             op,
             first,
@@ -127,8 +128,29 @@ def no_overlap(op: str, first: str, x: Tensor, second: str, y: Tensor) -> None:
         )
 
 
-def _may_overlap(x: Tensor, y: Tensor) -> bool:
-    if x.numel() == 0 or y.numel() == 0:
+class _Place(NamedTuple):
+    """Where a tensor lies in its storage."""
+
+    offset: Any
+    shape: Sequence[Any]
+    strides: Sequence[Any]
+    width: int
+
+
+def _place(x: Tensor) -> _Place:
+    return _Place(x.storage_offset(), x.shape, x.stride(), x.element_size())
+
+
+def _may_overlap(x: _Place, y: _Place) -> bool:
+    """Remembers what it found: parts of a packed projection meet at every call."""
+    try:
+        return _known_to_overlap(x, y)
+    except TypeError:  # symbolic numbers have no hash
+        return _overlap(x, y)
+
+
+def _overlap(x: _Place, y: _Place) -> bool:
+    if 0 in x.shape or 0 in y.shape:
         return False
     (first, end), (other, other_end) = _bytes(x), _bytes(y)
     if end <= other or other_end <= first:
@@ -138,20 +160,22 @@ def _may_overlap(x: Tensor, y: Tensor) -> bool:
     return not any(_columns_apart(x, y, pitch) for pitch in pitches)
 
 
-def _steps(x: Tensor) -> list[tuple[Any, Any]]:
+_known_to_overlap = functools.lru_cache(maxsize=256)(_overlap)
+
+
+def _steps(x: _Place) -> list[tuple[Any, Any]]:
     """Give size and stride in bytes of each dimension."""
-    width = x.element_size()
-    return [(size, stride * width) for size, stride in zip(x.shape, x.stride(), strict=True)]
+    return [(size, stride * x.width) for size, stride in zip(x.shape, x.strides, strict=True)]
 
 
-def _bytes(x: Tensor) -> tuple[Any, Any]:
+def _bytes(x: _Place) -> tuple[Any, Any]:
     """Where in its storage the first element begins and the last one ends."""
-    first: Any = x.storage_offset() * x.element_size()
+    first: Any = x.offset * x.width
     last = sum((size - 1) * step for size, step in _steps(x))
-    return first, first + last + x.element_size()
+    return first, first + last + x.width
 
 
-def _columns_apart(x: Tensor, y: Tensor, pitch: int) -> bool:
+def _columns_apart(x: _Place, y: _Place, pitch: int) -> bool:
     """Whether both keep to columns of their own in a matrix with rows of ``pitch`` bytes.
 
     So do the parts of a packed projection: queries and keys, or gate and value.
@@ -160,8 +184,8 @@ def _columns_apart(x: Tensor, y: Tensor, pitch: int) -> bool:
     return bool(max(end, other_end) <= pitch and (end <= other or other_end <= first))
 
 
-def _columns(x: Tensor, pitch: int) -> tuple[Any, Any]:
+def _columns(x: _Place, pitch: int) -> tuple[Any, Any]:
     """Give the columns that a tensor touches, the last one exclusive; past ``pitch`` it wraps."""
-    first: Any = x.storage_offset() * x.element_size() % pitch
+    first: Any = x.offset * x.width % pitch
     inside = sum((size - 1) * step for size, step in _steps(x) if step % pitch)
-    return first, first + inside + x.element_size()
+    return first, first + inside + x.width
