@@ -405,6 +405,21 @@ def test_laws_are_heard_in_few_more_classes_where_the_limit_leaves_theirs_out(
     assert cell.left_out > 100
 
 
+def test_bits_may_hang_on_the_layout_where_batch_invariance_is_not_promised() -> None:
+    def kernel(x: Tensor) -> Tensor:
+        if x.is_contiguous():
+            return reference(x)
+        return reference(x.double()).to(x.dtype)
+
+    (cell,) = _verify(kernel, "float32").cells
+    assert cell.verdict == "passed", cell
+    assert cell.laws["layout"]
+    kernel.batch_invariant = True  # type: ignore[attr-defined]
+    (cell,) = _verify(kernel, "float32").cells
+    assert cell.verdict == "failed"
+    assert {failure.layer for failure in cell.failures} & {"layout", "negated_value"}
+
+
 def test_classes_of_calls_are_told_by_what_compilers_specialize_on() -> None:
     def of(shape: tuple[int, ...], eps: float = 1.0, window: int = 5) -> object:
         return class_of({"x": torch.empty(shape), "w": None, "eps": eps, "n": window, "f": True})
