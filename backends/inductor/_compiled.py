@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.fx.experimental import _config as symbolic
 
-from torch_ops import locks, once
+from torch_ops import locks, once, policy
 from torch_ops.declare import Declaration
 from torch_ops.errors import BackendUnavailableError, CaptureError
 from torch_ops.platform import CONVERTS_FLOAT8, Platform, rejection
@@ -92,9 +92,14 @@ def _lacks_float8(device: torch.device) -> str | None:
 
 
 def no_compiler() -> str | None:
-    """Give why nothing can be compiled for a CPU, or None."""
-    wanted = (os.environ.get("CXX"), *_COMPILERS)
-    if any(name and shutil.which(name) for name in wanted):
+    """Give why nothing can be compiled for a CPU, or None; looked for again after ``refresh()``."""
+    return _no_compiler(os.environ.get("CXX"), os.environ.get("PATH"), policy.generation)
+
+
+@functools.lru_cache(maxsize=16)
+def _no_compiler(own: str | None, path: str | None, generation: int) -> str | None:
+    wanted = (own, *_COMPILERS)
+    if any(name and shutil.which(name, path=path) for name in wanted):
         return None
     return f"no C++ compiler found (looked for $CXX, {', '.join(_COMPILERS)}); install g++"
 

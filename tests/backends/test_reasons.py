@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -188,3 +190,24 @@ def test_explanations_carry_the_reasons() -> None:
     reasons = {candidate.backend.value: candidate.reasons for candidate in told.candidates}
     for backend in BOTH:
         assert reasons[backend] == (f"x dtype torch.float32 (supported: {HALVES})",)
+
+
+def test_a_compiler_is_looked_for_once_until_something_changes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked = []
+    found = {"g++": "/usr/bin/g++"}
+    monkeypatch.setattr(shutil, "which", lambda name, **_: (asked.append(name), found.get(name))[1])
+    monkeypatch.setenv("CXX", "c++-77")
+    call = ("rms_norm", "inductor", torch.zeros(3, 64), torch.ones(64))
+    torch_ops.refresh()
+    assert [examples.refusal(*call) for _ in range(3)] == [None] * 3
+    assert asked == ["c++-77", "g++"]
+    found.clear()
+    assert examples.refusal(*call) is None
+    torch_ops.refresh()
+    wanted = "no C++ compiler found (looked for $CXX, g++, clang++); install g++"
+    assert examples.refusal(*call) == wanted
+    found["g++"] = "/usr/bin/g++"
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert examples.refusal(*call) is None
