@@ -46,7 +46,11 @@ def refuse_grad(op: str) -> NoBackwardError:
 
 
 def legal(
-    declaration: Declaration, *, named: bool, slots: dict[Any, Any] | None = None
+    declaration: Declaration,
+    *,
+    named: bool,
+    slots: dict[Any, Any] | None = None,
+    in_graph: bool = False,
 ) -> Callable[..., Any]:
     """Make the function that runs an op's legal calls on one kind of device.
 
@@ -55,11 +59,13 @@ def legal(
         named: Whether the last argument is the name of a backend.
         slots: Where plans are kept, for calls that are all alike and end with a change of policy;
             by default for calls of all looks, until such a change.
+        in_graph: Whether compiled graphs call it, which bump the versions of what they write.
     """
     op, same = declaration.name, slots is not None
     slots = policy.track({}) if slots is None else slots
     find = slots.get
     written = _picker(declaration)
+    bumps = bool(declaration.mutates) and not in_graph
 
     def call(*args: Any) -> Any:
         if _forward_ad._current_level >= 0 and any_tangent(args):
@@ -77,7 +83,8 @@ def legal(
         if run is None:
             run = _resolve(op, slots, _scope(), args, None, same)
         run(*args)
-        _increment_version(written(args))
+        if bumps:
+            _increment_version(written(args))
 
     def call_named(*args: Any) -> Any:
         args, backend = args[:-1], args[-1]
@@ -89,7 +96,7 @@ def legal(
         if run is None:
             run = _resolve(op, slots, _scope(), args, backend, same)
         result = run(*args)
-        if mutates:
+        if bumps:
             _increment_version(written(args))
         return result
 

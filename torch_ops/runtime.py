@@ -67,7 +67,12 @@ def register(declaration: Declaration) -> None:
     legal = {key: calls.legal(declaration, named=False) for key in _DEVICE_KEYS}
     chosen = {key: calls.legal(declaration, named=True) for key in _DEVICE_KEYS}
     for overload, named, run in ((name, False, legal), (f"{name}.backend", True, chosen)):
-        compiled.define(declaration, named, run)
+        in_graph = run
+        if declaration.mutates:
+            in_graph = {
+                key: calls.legal(declaration, named=named, in_graph=True) for key in _DEVICE_KEYS
+            }
+        compiled.define(declaration, named, in_graph)
         kernels = [_kernel(familiar, run[key], legal[key], named) for key in _DEVICE_KEYS]
         fake = _fake(declaration, named)
         install(overload, kernels, fake, bool(declaration.mutates))

@@ -157,6 +157,26 @@ def test_versions_of_written_arguments_are_bumped(mode: Callable[[], Any]) -> No
             assert all(map(operator.gt, [tensor._version for tensor in tensors], versions))
 
 
+def test_versions_are_bumped_of_what_views_are_of_and_beside_gradients() -> None:
+    """AOTAutograd bumps them, not the operators that graphs call."""
+
+    def step(x: Tensor, residual: Tensor, scale: Tensor) -> Tensor:
+        ops.fused_add_rms_norm_(x[1:], residual[1:], WEIGHT)
+        return (x.detach() * scale).sum()
+
+    x, residual = torch.randn(3, 8), torch.randn(3, 8)
+    scale = torch.ones(8, requires_grad=True)
+    call = compiled(step)
+    for _ in range(2):
+        kept = x * scale  # its backward needs x as it was
+        before = x._version, residual._version
+        call(x, residual, scale).backward()
+        assert x._version > before[0]
+        assert residual._version > before[1]
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            kept.sum().backward()
+
+
 def test_devices_without_kernels_are_refused_as_in_eager_code() -> None:
     class OnXpu:
         def get_device(self) -> torch.device:
