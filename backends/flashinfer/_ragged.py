@@ -88,7 +88,8 @@ def load(family: str, dtype: torch.dtype, head_dim: int, windowed: bool) -> tupl
 
     key = ("flashinfer", "ragged prefill", family, dtype, head_dim, windowed)
     what = f"FlashInfer's batched prefill {family} for {dtype}, head_dim {head_dim}"
-    return once(key, f"{what}, windowed" if windowed else what, build)
+    wrappers: tuple[Any, Any] = once(key, f"{what}, windowed" if windowed else what, build)
+    return wrappers
 
 
 class _Plan:
@@ -103,7 +104,7 @@ class _Plan:
         room += shape.batch * shape.queries * shape.heads
         scratch = torch.empty(room, dtype=torch.uint8, device=shape.device)
         self.wrapper.reset_workspace_buffer(unused, scratch)
-        sizes = (shape.heads, shape.kv_heads, shape.head_dim)
+        sizes: tuple[int, ...] = (shape.heads, shape.kv_heads, shape.head_dim)
         keys: tuple[Tensor, ...] = (_offsets(shape.batch, shape.keys),)
         if shape.pages:
             indices = torch.arange(shape.batch, dtype=torch.int32, device=shape.device)

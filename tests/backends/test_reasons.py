@@ -195,9 +195,14 @@ def test_explanations_carry_the_reasons() -> None:
 def test_a_compiler_is_looked_for_once_until_something_changes(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    asked = []
+    asked: list[str] = []
     found = {"g++": "/usr/bin/g++"}
-    monkeypatch.setattr(shutil, "which", lambda name, **_: (asked.append(name), found.get(name))[1])
+
+    def which(name: str, **_: Any) -> str | None:
+        asked.append(name)
+        return found.get(name)
+
+    monkeypatch.setattr(shutil, "which", which)
     monkeypatch.setenv("CXX", "c++-77")
     call = ("rms_norm", "inductor", torch.zeros(3, 64), torch.ones(64))
     torch_ops.refresh()

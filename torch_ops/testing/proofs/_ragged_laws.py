@@ -216,8 +216,9 @@ def _sequences(form: Form, trial: Trial) -> Pairs:
             base = [output[rows] for output in trial.outputs]
             pairs += close(trial, f"sequences: {what}", trial.run(**args), base, _taking(rows))
     if asked:
-        args, rows = _all_else_nan(form, trial.args, runs[asked[0]]), runs[asked[0]].rows
-        kept = [o[rows] for o in trial.run(**args)], [o[rows] for o in trial.outputs]
+        first = runs[asked[0]]
+        found = trial.run(**_all_else_nan(form, trial.args, first))
+        kept = [o[first.rows] for o in found], [o[first.rows] for o in trial.outputs]
         pairs += equal("all that the first sequence doesn't read NaN", *kept)
     return pairs
 
