@@ -109,6 +109,7 @@ class AttentionMetadata:
         for dim in range(3):
             dynamo.mark_dynamic(self._step, dim)
         dynamo.mark_static_address(self._step)
+        dynamo.keep_sizes(self._step)
         _by_id[number] = self
 
     def __getstate__(self) -> dict[str, Any]:

@@ -97,6 +97,7 @@ def _traced() -> None:
         )
     dynamo.tag_caches(runtime.fingerprint)
     runtime.depend("attention layers", _chosen)
+    dynamo.finish(dynamo.read_kept_sizes)
     inlined.dissolve()  # of other ops in the graph; layers are counted in it
 
 
