@@ -21,10 +21,12 @@ __all__ = [
     "finish",
     "follow",
     "graph_inputs",
+    "keep_sizes",
     "mark_dynamic",
     "mark_static_address",
     "may_replay",
     "misplaced",
+    "read_kept_sizes",
     "resembling",
     "skip",
     "traced_otherwise",
@@ -95,23 +97,48 @@ def mark_static_address(tensor: torch.Tensor) -> None:
 
 
 def keep_sizes(tensor: torch.Tensor) -> None:
-    """Keep a tensor's sizes where compiled code finds them sooner, see `read_kept_sizes`."""
+    """Keep a tensor's sizes for `read_kept_sizes`; those that are marked are at least 2."""
     tensor._torch_ops_sizes = tuple(tensor.shape)  # type: ignore[attr-defined]
 
 
-def read_kept_sizes(graph: GraphModule) -> None:
-    """Have a frame read sizes that its graph is given where `keep_sizes` put them.
+def read_kept_sizes() -> str | None:
+    """Have the frame that is being traced, if any, read sizes where `keep_sizes` put them.
 
-    Dynamo asks the tensor, by a call that it keeps from being traced: 3 us each on an H200's host.
+    To be called after `depend`. Dynamo has a frame ask a tensor for each size that its graph takes
+    by a call that is kept from being traced, 3 us on the host of an H200, and has guards ask in
+    Python whether it is at least 2.
+
+    Returns:
+        None, or which private part this PyTorch lacks: sizes are read as Dynamo has it then.
     """
-    from torch._dynamo.source import AttrSource, GetItemSource
+    return finish(_read_kept)
 
-    inputs = [node.meta["grapharg"] for node in graph.graph.find_nodes(op="placeholder")]
-    kept = {x.source for x in inputs if x.is_tensor and hasattr(x.example, _SIZES)}
+
+def _read_kept(module: GraphModule) -> None:
+    try:
+        from torch._dynamo.source import AttrSource, GetItemSource, TensorPropertySource
+    except ImportError:  # read as Dynamo has it
+        return
+    inputs = [node.meta["grapharg"] for node in module.graph.find_nodes(op="placeholder")]
+    tensors = {given.source: given for given in inputs}
+    kept = getattr(_current_tracer().output, _ATTRIBUTE).kept
     for given in inputs:
         size = given.source
-        if getattr(size, "base", None) in kept and size.prop.method_name() == "size":
+        if not isinstance(size, TensorPropertySource) or size.prop.method_name() != "size":
+            continue
+        if size.base in tensors and hasattr(tensors[size.base].example, _SIZES):
             given.source = GetItemSource(AttrSource(size.base, _SIZES), size.idx)
+            kept.append(expression(given.example))
+
+
+def _unbound(symbols: Sequence[Any], builder: Any) -> None:
+    """Spare a frame the guards by which sizes are at least 2; they are made after the others."""
+    try:
+        shapes = builder.check_fn_manager.output_graph.shape_env
+        ranges, unknown = shapes.var_to_range, shapes._default_unspecified_value_range()
+    except AttributeError:  # the frame asks in vain
+        return
+    ranges.update(dict.fromkeys(symbols, unknown))
 
 
 def traced_otherwise() -> bool:
@@ -138,6 +165,7 @@ class _Dependency:
         self._version = version
         self._wanted: dict[Hashable, tuple[Callable[[], Hashable], Hashable]] = {}
         self._verdicts: dict[Hashable, bool] = {}
+        self.kept: list[Any] = []  # symbols of sizes that need no guard
 
     def add(self, key: Hashable, snapshot: Callable[[], Hashable]) -> None:
         if key not in self._wanted:
@@ -315,6 +343,7 @@ def _install(tracer: Any, dependency: _Dependency) -> None:
             manager.add_lambda_guard(dependency.holds, text)
         except TypeError:  # a third argument, the user's stack, came with torch 2.12
             manager.add_lambda_guard(dependency.holds, text, None)
+        _unbound(dependency.kept, builder)
 
     source = AttrSource(tracer.import_source("torch_ops.policy"), "generation")
     install_guard(source.make_guard(create))
