@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._dynamo.utils import counters
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import torch_ops
 from torch_ops import dynamo
@@ -165,6 +166,28 @@ def test_frames_ask_no_tensor_for_what_names_steps(
             assert torch.equal(compiled(q, k, v, metadata), layer(q, k, v, metadata))
     assert sorted(asked) == ([] if kept else [0] * 12 + [1] * 4 + [2] * 4)
     assert asks_for_sizes(Attention.forward) is not kept
+    assert compiled.frames == 1
+
+
+@pytest.mark.parametrize(
+    ("part", "asks"),
+    [
+        ((torch._dynamo.source, "GetItemSource"), [0, 0]),
+        ((ShapeEnv, "_default_unspecified_value_range"), []),
+    ],
+)
+def test_frames_ask_for_sizes_where_pytorch_lacks_a_part(
+    part: tuple[Any, str], asks: list[int], asked: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(*part)
+    layer = Attention(4, 8, 2, backend="torch_math")
+    compiled = Counted(layer)
+    inputs = support.inputs(layer)
+    for calls, target in enumerate(("torch_flash", "torch_math"), 1):
+        apply_attention_backend_override(layer, target)
+        assert torch.equal(compiled(*inputs), layer(*inputs))
+        assert asked == asks * calls
+    assert asks_for_sizes(Attention.forward)
     assert compiled.frames == 1
 
 
