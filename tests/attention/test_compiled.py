@@ -123,7 +123,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         dims.append(dim)
         return ask(tensor, dim)
 
-    disabled = torch._dynamo.disable(noted)  # type: ignore[no-untyped-call]
+    disabled = torch._dynamo.disable(noted)
     monkeypatch.setattr(torch._dynamo.utils, "call_size", disabled)
     return dims
 
