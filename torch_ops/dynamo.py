@@ -21,10 +21,12 @@ __all__ = [
     "finish",
     "follow",
     "graph_inputs",
+    "keep_sizes",
     "mark_dynamic",
     "mark_static_address",
     "may_replay",
     "misplaced",
+    "read_kept_sizes",
     "resembling",
     "skip",
     "traced_otherwise",
@@ -34,6 +36,7 @@ __all__ = [
 
 _SKIP = _eval_frame._FrameExecStrategy(_eval_frame._FrameAction.SKIP, _eval_frame._FrameAction.SKIP)
 _ATTRIBUTE, _FOLLOWED = "_torch_ops_dependency", "_torch_ops_followed"
+_SIZES = "_torch_ops_sizes"
 _is_alias_of = torch._C._is_alias_of  # type: ignore[attr-defined]
 _modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 
@@ -93,6 +96,51 @@ def mark_static_address(tensor: torch.Tensor) -> None:
     tensor._dynamo_static_input_type = "unguarded"  # type: ignore[attr-defined]
 
 
+def keep_sizes(tensor: torch.Tensor) -> None:
+    """Keep a tensor's sizes for `read_kept_sizes`; those that are marked are at least 2."""
+    tensor._torch_ops_sizes = tuple(tensor.shape)  # type: ignore[attr-defined]
+
+
+def read_kept_sizes() -> str | None:
+    """Have the frame that is being traced, if any, read sizes where `keep_sizes` put them.
+
+    To be called after `depend`. Dynamo has a frame ask a tensor for each size that its graph takes
+    by a call that is kept from being traced, 3 us on the host of an H200, and has guards ask in
+    Python whether it is at least 2.
+
+    Returns:
+        None, or which private part this PyTorch lacks: sizes are read as Dynamo has it then.
+    """
+    return finish(_read_kept)
+
+
+def _read_kept(module: GraphModule) -> None:
+    try:
+        from torch._dynamo.source import AttrSource, GetItemSource, TensorPropertySource
+    except ImportError:  # read as Dynamo has it
+        return
+    inputs = [node.meta["grapharg"] for node in module.graph.find_nodes(op="placeholder")]
+    tensors = {given.source: given for given in inputs}
+    kept = getattr(_current_tracer().output, _ATTRIBUTE).kept
+    for given in inputs:
+        size = given.source
+        if not isinstance(size, TensorPropertySource) or size.prop.method_name() != "size":
+            continue
+        if size.base in tensors and hasattr(tensors[size.base].example, _SIZES):
+            given.source = GetItemSource(AttrSource(size.base, _SIZES), size.idx)
+            kept.append(expression(given.example))
+
+
+def _unbound(symbols: Sequence[Any], builder: Any) -> None:
+    """Spare a frame the guards by which sizes are at least 2; they are made after the others."""
+    try:
+        shapes = builder.check_fn_manager.output_graph.shape_env
+        ranges, unknown = shapes.var_to_range, shapes._default_unspecified_value_range()
+    except AttributeError:  # the frame asks in vain
+        return
+    ranges.update(dict.fromkeys(symbols, unknown))
+
+
 def traced_otherwise() -> bool:
     """Whether this thread traces in another way than Dynamo, as a non-strict export does.
 
@@ -117,6 +165,7 @@ class _Dependency:
         self._version = version
         self._wanted: dict[Hashable, tuple[Callable[[], Hashable], Hashable]] = {}
         self._verdicts: dict[Hashable, bool] = {}
+        self.kept: list[Any] = []  # symbols of sizes that need no guard
 
     def add(self, key: Hashable, snapshot: Callable[[], Hashable]) -> None:
         if key not in self._wanted:
@@ -294,6 +343,7 @@ def _install(tracer: Any, dependency: _Dependency) -> None:
             manager.add_lambda_guard(dependency.holds, text)
         except TypeError:  # a third argument, the user's stack, came with torch 2.12
             manager.add_lambda_guard(dependency.holds, text, None)
+        _unbound(dependency.kept, builder)
 
     source = AttrSource(tracer.import_source("torch_ops.policy"), "generation")
     install_guard(source.make_guard(create))

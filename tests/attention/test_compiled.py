@@ -11,8 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._dynamo.utils import counters
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import torch_ops
+from torch_ops import dynamo
 from torch_ops.attention import (
     Attention,
     AttentionBackend,
@@ -109,6 +111,84 @@ def test_cuda_graphs_need_not_copy_what_names_a_step() -> None:
     }
     (step,) = [name for name in kept if name.endswith("_step")]
     assert kept[step] == "unguarded"
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Dimensions of which compiled frames ask tensors, by the call that Dynamo has for it."""
+    dims: list[int] = []
+    ask = torch._dynamo.utils.call_size
+
+    def noted(tensor: Tensor, dim: int) -> int:
+        dims.append(dim)
+        return ask(tensor, dim)
+
+    disabled = torch._dynamo.disable(noted)
+    monkeypatch.setattr(torch._dynamo.utils, "call_size", disabled)
+    return dims
+
+
+def asks_for_sizes(forward: Callable[..., object]) -> bool:
+    """Whether guards of the one frame that was compiled of a function compare sizes in Python."""
+    (entry,) = torch._dynamo.eval_frame._debug_get_cache_entry_list(forward.__code__)
+    return ".size()" in str(entry.guard_manager)
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_frames_ask_no_tensor_for_what_names_layers(
+    kept: bool, model: nn.Module, asked: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each costs a call by which Dynamo isn't entered, and all of them a guard in Python."""
+    if not kept:
+        monkeypatch.setattr(dynamo, "_read_kept", lambda graph: None)
+    compiled = Counted(model)
+    q, k, v = support.inputs(Attention(4, 8, 2))
+    for target in CYCLE:
+        override_attention_backend(model, target)
+        assert torch.equal(compiled(q, k, v), expected(model, q))
+    assert asked == ([] if kept else [0] * 5 * len(CYCLE)), "four layers, and what they run"
+    assert asks_for_sizes(type(model).forward) is not kept
+    assert compiled.frames == 1
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_frames_ask_no_tensor_for_what_names_steps(
+    kept: bool, asked: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not kept:
+        monkeypatch.setattr(dynamo, "_read_kept", lambda graph: None)
+    layer = Attention(4, 8, 2, backend="torch_math")
+    compiled = Counted(layer)
+    q, k, v = (torch.randn(5, heads, 8) for heads in (4, 2, 2))
+    with torch.no_grad():
+        for lens in ([2, 3], [1, 4], [5, 0], [2, 3]):
+            metadata = AttentionMetadata.ragged(lens, device="cpu")
+            assert torch.equal(compiled(q, k, v, metadata), layer(q, k, v, metadata))
+    assert sorted(asked) == ([] if kept else [0] * 12 + [1] * 4 + [2] * 4)
+    assert asks_for_sizes(Attention.forward) is not kept
+    assert compiled.frames == 1
+
+
+@pytest.mark.parametrize(
+    ("part", "asks"),
+    [
+        ((torch._dynamo.source, "GetItemSource"), [0, 0]),
+        ((ShapeEnv, "_default_unspecified_value_range"), []),
+    ],
+)
+def test_frames_ask_for_sizes_where_pytorch_lacks_a_part(
+    part: tuple[Any, str], asks: list[int], asked: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(*part)
+    layer = Attention(4, 8, 2, backend="torch_math")
+    compiled = Counted(layer)
+    inputs = support.inputs(layer)
+    for calls, target in enumerate(("torch_flash", "torch_math"), 1):
+        apply_attention_backend_override(layer, target)
+        assert torch.equal(compiled(*inputs), layer(*inputs))
+        assert asked == asks * calls
+    assert asks_for_sizes(Attention.forward)
+    assert compiled.frames == 1
 
 
 def swaps(model: nn.Module) -> list[Callable[[], object]]:

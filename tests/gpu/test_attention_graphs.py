@@ -166,6 +166,43 @@ def test_swaps_between_steps_under_reduce_overhead(
     assert counters["stats"]["unique_graphs"] == 1
 
 
+@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty:UserWarning")  # PyTorch's own trees
+def test_swaps_between_steps_of_layers_compiled_apart(
+    model: Steps,
+    tensors: tuple[Tensor, Tensor],
+    bodies: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They replay likewise, and their frames ask no tensor for a size."""
+    q, caches = tensors
+    metadata = planned()
+    torch._dynamo.reset()
+    counters.clear()
+    apart: list[Callable[..., Tensor]] = [
+        torch.compile(layer, mode="reduce-overhead", fullgraph=True)
+        for layer in support.layers(model)
+    ]
+    monkeypatch.delattr(torch._dynamo.utils, "call_size")
+    targets = ("triton", "torch_math")
+    with torch.no_grad():
+        for turn in range(8):
+            override_attention_backend(model, targets[turn % 2])
+            if turn == 4:  # by then both have been recorded
+                assert set(bodies) == set(targets)
+                bodies.clear()
+            for _ in range(3):
+                kv_lens = STEPS[turn % 3]
+                metadata.plan([1] * BATCH, kv_lens, pages_of(kv_lens))
+                torch.compiler.cudagraph_mark_step_begin()
+                outputs = [
+                    call(q, caches[index, 0], caches[index, 1], metadata)
+                    for index, call in enumerate(apart)
+                ]
+                judge(model, torch.stack(outputs), q, caches, kv_lens)
+    assert not bodies, "going back to what was recorded runs no kernel's body"
+    assert counters["stats"]["unique_graphs"] <= 2
+
+
 def test_phases_have_backends_of_their_own(model: Steps, tensors: tuple[Tensor, Tensor]) -> None:
     q, caches = tensors
     decode, prefill = (

@@ -108,6 +108,7 @@ def _named(number: int) -> Tensor:
     with torch.inference_mode(False):  # all alike, or graphs would be compiled anew
         tensor = torch.empty(number, 0, device="cpu", dtype=torch.float32)
     dynamo.mark_dynamic(tensor, 0)
+    dynamo.keep_sizes(tensor)
     return tensor
 
 

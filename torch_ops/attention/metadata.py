@@ -105,10 +105,12 @@ class AttentionMetadata:
         number = next(_ids)
         shape = (number, *(bound + _OFFSET for bound in self._bounds), 0)
         with torch.inference_mode(False):
-            self._step = torch.empty(shape, device="cpu", dtype=torch.float32)
+            # Strides of its sizes would be compared before each call of a compiled layer.
+            self._step = torch.empty_strided(shape, (1, 1, 1, 1), device="cpu", dtype=torch.float32)
         for dim in range(3):
             dynamo.mark_dynamic(self._step, dim)
         dynamo.mark_static_address(self._step)
+        dynamo.keep_sizes(self._step)
         _by_id[number] = self
 
     def __getstate__(self) -> dict[str, Any]:

@@ -5,6 +5,7 @@ Which layer calls, and what its model runs, are sizes of empty tensors: inputs o
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 import torch
@@ -24,6 +25,7 @@ from torch_ops.transforms import any_tangent
 
 __all__ = ["run_layer", "run_planned"]
 
+_log = logging.getLogger(__name__)
 _forward_ad = torch.autograd.forward_ad
 
 
@@ -97,6 +99,9 @@ def _traced() -> None:
         )
     dynamo.tag_caches(runtime.fingerprint)
     runtime.depend("attention layers", _chosen)
+    lacking = dynamo.read_kept_sizes()
+    if lacking is not None:
+        _log.info("frames of layers ask for what names them as for any size: %s", lacking)
     inlined.dissolve()  # of other ops in the graph; layers are counted in it
 
 
