@@ -320,6 +320,83 @@ def test_what_does_not_fit_is_left_alone_with_the_reason(change: Any, reason: st
     assert "model.layers.1.mlp" in acceleration.replaced
 
 
+def _move(layer: nn.Module) -> None:
+    """Wrap forward on the instance, as libraries do that move weights between devices."""
+    plain = layer.forward
+    layer.forward = lambda x: plain(x) * 1.5
+
+
+def _hook(layer: nn.Module) -> None:
+    layer.register_forward_hook(lambda _module, _args, out: out * 1.5)
+
+
+def _assign(layer: nn.Module) -> None:
+    layer.weight = nn.Parameter(layer.weight * 1.5, requires_grad=False)
+
+
+def _set_data(layer: nn.Module) -> None:
+    layer.weight.data = layer.weight * 1.5
+
+
+def _add_bias(layer: nn.Module) -> None:
+    layer.bias = nn.Parameter(torch.ones(layer.weight.shape[0]), requires_grad=False)
+
+
+def _load(layer: nn.Module) -> None:
+    layer.load_state_dict({"weight": layer.weight * 1.5}, assign=True)
+
+
+def _parametrize(layer: nn.Module) -> None:
+    class Larger(nn.Module):
+        def forward(self, weight: torch.Tensor) -> torch.Tensor:
+            return weight * 1.5
+
+    nn.utils.parametrize.register_parametrization(layer, "weight", Larger())
+
+
+@pytest.mark.parametrize(
+    "change", [_move, _hook, _assign, _set_data, _add_bias, _load, _parametrize]
+)
+@pytest.mark.parametrize("late", [False, True])
+def test_changes_of_a_projection_take_part(change: Any, late: bool) -> None:
+    for name in ("self_attn.k_proj", "self_attn.o_proj", "mlp.up_proj", "mlp.down_proj"):
+        made, other, ids = model(num_hidden_layers=1), model(num_hidden_layers=1), tokens()
+        plain, layer = made(ids).logits, f"model.layers.0.{name}"
+        change(other.get_submodule(layer))
+        expected = other(ids).logits
+        assert (expected - plain).abs().max() > 1e-2  # the change matters in this test
+        if late:
+            accelerate(made)
+            change(made.get_submodule(layer))
+        else:
+            change(made.get_submodule(layer))
+            accelerate(made)
+        logits = made(ids).logits
+        assert (logits - expected).abs().max() <= 1e-4 * expected.abs().max(), name
+
+
+def test_models_that_share_a_block_are_undone_apart() -> None:
+    made, other, ids = model(num_hidden_layers=1), model(num_hidden_layers=1), tokens()
+    other.model.layers[0].mlp = made.model.layers[0].mlp
+    first, _ = accelerate(made), accelerate(other)
+    first.undo()
+    with torch.no_grad():
+        made.model.layers[0].mlp.up_proj.weight.mul_(2)
+    expected = made(ids).logits
+    assert (other(ids).logits - expected).abs().max() <= 1e-4 * expected.abs().max()
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+def test_what_is_compiled_runs_the_hooks_that_were_there() -> None:
+    made, ids = model(num_hidden_layers=1), tokens()
+    accelerate(made)
+    _hook(made.model.layers[0].mlp.up_proj)
+    expected = made(ids).logits
+    step: Any = torch.compile(made, fullgraph=True, backend="eager")
+    with torch.no_grad():
+        assert torch.equal(step(ids).logits, expected)
+
+
 def test_frequencies_that_depend_on_the_length_keep_attention_as_it_is() -> None:
     rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
     made = model(rope_parameters=rope)
