@@ -52,7 +52,7 @@ def test_logits_are_as_accurate_as_the_untouched_models(family: str, batch: int)
     acceleration = accelerate(made)
     assert set(acceleration.replaced) == EXPECTED
     assert acceleration.left == (
-        ("model.embed_tokens", "Embedding isn't replaced (of torch.nn only Linear is)"),
+        ("model.embed_tokens", "Embedding isn't replaced (of torch.nn only the output Linear is)"),
     )
     support.assert_as_accurate(made(ids).logits, plain, truth)
     support.assert_as_accurate(made(ids, use_cache=False).logits, plain, truth)
@@ -214,7 +214,7 @@ def test_the_table_joins_layers_and_gives_reasons() -> None:
     assert "model.layers.*.mlp (3)" in text
     assert "silu_and_mul" in text
     assert "torch_flash" in text
-    assert "Embedding isn't replaced (of torch.nn only Linear is)" in text
+    assert "Embedding isn't replaced (of torch.nn only the output Linear is)" in text
     assert f"{len(EXPECTED)} modules replaced, 1 left" in text
 
 
@@ -359,7 +359,7 @@ def _parametrize(layer: nn.Module) -> None:
 )
 @pytest.mark.parametrize("late", [False, True])
 def test_changes_of_a_projection_take_part(change: Any, late: bool) -> None:
-    for name in ("self_attn.k_proj", "self_attn.o_proj", "mlp.up_proj", "mlp.down_proj"):
+    for name in ("self_attn.k_proj", "mlp.down_proj"):
         made, other, ids = model(num_hidden_layers=1), model(num_hidden_layers=1), tokens()
         plain, layer = made(ids).logits, f"model.layers.0.{name}"
         change(other.get_submodule(layer))
@@ -591,3 +591,75 @@ def test_a_module_without_anything_known_is_left_as_it_is() -> None:
     acceleration = accelerate(nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
     assert acceleration.replaced == ()
     assert [name for name, _ in acceleration.left] == ["0", "1"]
+
+
+@pytest.mark.parametrize("model", [None, {}])
+def test_what_is_no_module_is_refused(model: Any) -> None:
+    with pytest.raises(
+        TypeError, match=r"accelerate: argument 'model' is a \w+ \(accepted: a torch"
+    ):
+        accelerate(model)
+
+
+def test_parts_whose_rotary_embedding_is_elsewhere_keep_their_attention() -> None:
+    made, ids = model(), tokens()
+    plain = made(ids).logits
+    acceleration = accelerate(made.model.layers)
+    assert dict(acceleration.left)["0.self_attn"].startswith("its rotary embedding isn't in what")
+    assert "0.mlp" in acceleration.replaced
+    assert (made(ids).logits - plain).abs().max() <= 1e-4 * plain.abs().max()
+    acceleration.undo()
+    for part in (made.model.norm, made.model.rotary_emb, made.model.layers[0].self_attn):
+        assert accelerate(part).left[0] == ("", "it is what was given: give what holds it")
+    accelerate(made)
+    made.model.layers[0] = model().model.layers[0]
+    assert "model.layers.0.self_attn" in accelerate(made).replaced  # its table is there
+    assert (made(ids).logits - plain).abs().max() <= 1e-4 * plain.abs().max()
+
+
+@pytest.mark.parametrize("late", [None, True, False])
+def test_the_mode_is_handed_on_and_back(late: bool | None) -> None:
+    made = model()
+    made.model.layers[0].self_attn.o_proj.train()
+    before = {name: module.training for name, module in made.named_modules()}
+    acceleration = accelerate(made)
+    after = {name: module.training for name, module in made.named_modules()}
+    assert {name: after[name] for name in before if name in after}.items() <= before.items()
+    if late is not None:
+        made.train(late)
+        before = dict.fromkeys(before, late)
+    acceleration.undo()
+    assert {name: module.training for name, module in made.named_modules()} == before
+
+
+def test_hooks_are_handed_back() -> None:
+    made, ids = model(num_hidden_layers=1), tokens()
+    acceleration = accelerate(made)
+    seen: list[str] = []
+    names = ("model.norm", "model.layers.0.mlp", "model.layers.0.self_attn", "lm_head")
+    handles = [
+        made.get_submodule(name).register_forward_hook(lambda *_, name=name: seen.append(name))
+        for name in names
+    ]
+    acceleration.undo()
+    made(ids)
+    assert sorted(seen) == sorted(names)
+    for handle in handles:
+        handle.remove()
+    made(ids)
+    assert len(seen) == len(names)
+    made.model.norm.register_full_backward_hook(lambda *_: None)
+    assert dict(accelerate(made).left)["model.norm"].startswith("it has backward hooks")
+
+
+def test_dropout_and_noise_of_training_are_refused() -> None:
+    made, ids = model(attention_dropout=0.5), tokens()
+    noisy = model("Mixtral", router_jitter_noise=0.1)
+    accelerate(made)
+    accelerate(noisy)
+    expected = made(ids).logits
+    with pytest.raises(ValueError, match=r"dropout: received 0\.5, accepted: 0\.0; call eval"):
+        made.train()(ids)
+    with pytest.raises(ValueError, match=r"router_jitter_noise: received 0\.1, accepted: 0\.0"):
+        noisy.train()(ids)
+    assert torch.equal(made.eval()(ids).logits, expected)

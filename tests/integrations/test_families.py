@@ -123,6 +123,42 @@ def test_the_logits_of_a_router_are_still_recorded(family: str) -> None:
     assert all(torch.equal(a, b) for a, b in zip(plain, again, strict=True))
 
 
+class Doubled(nn.Module):
+    """Stands in for a router or for experts."""
+
+    def __init__(self, original: nn.Module) -> None:
+        super().__init__()
+        self.original = original
+
+    def forward(self, *args: Tensor) -> Any:
+        """Twice what comes out last."""
+        out = self.original(*args)
+        return (out[0], 2 * out[1], out[2]) if isinstance(out, tuple) else 2 * out
+
+
+def _replaced(experts: Any, name: str) -> None:
+    setattr(experts, name, Doubled(getattr(experts, name)))
+
+
+def _watched(experts: Any, name: str) -> None:
+    def double(_module: object, _args: object, out: Any) -> Any:
+        return (out[0], 2 * out[1], out[2]) if isinstance(out, tuple) else 2 * out
+
+    getattr(experts, name).register_forward_hook(double)
+
+
+@pytest.mark.parametrize("change", [_replaced, _watched])
+@pytest.mark.parametrize("name", ["gate", "experts"])
+def test_a_changed_router_or_experts_take_part(change: Any, name: str) -> None:
+    made, other = (model("Mixtral", num_hidden_layers=1) for _ in range(2))
+    ids = tokens()
+    accelerate(made)
+    for each in (made, other):
+        change(each.model.layers[0].mlp, name)
+    expected = other(ids).logits
+    assert (made(ids).logits - expected).abs().max() <= 1e-4 * expected.abs().max()
+
+
 def _transposed(made: Any) -> None:
     experts = made.model.layers[0].mlp.experts
     experts.gate_up_proj = nn.Parameter(experts.gate_up_proj.mT.contiguous())

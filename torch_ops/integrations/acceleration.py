@@ -14,9 +14,26 @@ from torch import nn
 
 from torch_ops.attention import Attention
 
-__all__ = ["Acceleration", "Place", "Swap", "carry_out", "obstacle_on", "places_of"]
+__all__ = [
+    "Acceleration",
+    "Place",
+    "Swap",
+    "carry_out",
+    "check_model",
+    "obstacle_on",
+    "places_of",
+]
 
 _log = logging.getLogger(__name__)
+_FORWARD_HOOKS = "_forward_hooks", "_forward_pre_hooks"
+_BACKWARD_HOOKS = "_backward_hooks", "_backward_pre_hooks"
+_HOOKS = (
+    *_FORWARD_HOOKS,
+    *_BACKWARD_HOOKS,
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks_with_kwargs",
+)
 
 
 @dataclass(frozen=True)
@@ -39,6 +56,8 @@ class Swap:
 
     def commit(self) -> None:
         """Put the replacement in."""
+        if isinstance(self.replacement, nn.Module) and isinstance(self.original, nn.Module):
+            self.replacement.training = self.original.training  # its parts keep their own
         self._put(self.replacement)
 
     def revert(self) -> None:
@@ -66,7 +85,13 @@ def _hand_back(replacement: nn.Module, original: nn.Module) -> None:
     for table in ("_parameters", "_modules"):
         mine, theirs = getattr(replacement, table), getattr(original, table)
         theirs.update({name: mine[name] for name in theirs if name in mine})
-    original.train(replacement.training)
+    for table in _HOOKS:  # the same objects, so that who has put one there can take it away
+        if getattr(replacement, table):
+            setattr(original, table, getattr(replacement, table))
+    original.training = replacement.training
+    for name, child in original.named_children():
+        if name not in replacement._modules:
+            child.train(replacement.training)
 
 
 @dataclass(eq=False)
@@ -88,7 +113,7 @@ class Acceleration:
     def undo(self) -> None:
         """Put the original modules back, bit for bit as they were; a second call does nothing.
 
-        Weights that were loaded, moved or converted meanwhile stay so.
+        Weights that were loaded, moved or converted meanwhile stay so, and so do hooks.
 
         Raises:
             RuntimeError: A replaced module was itself replaced since; nothing was changed.
@@ -136,6 +161,15 @@ def _table(rows: list[tuple[str, str, str]]) -> Iterator[str]:
         yield f"{name:{widths[0]}}  {became:{widths[1]}}  {why}".rstrip()
 
 
+def check_model(model: object) -> None:
+    """Raise TypeError unless a model is a module."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"accelerate: argument 'model' is a {type(model).__name__} (accepted: a "
+            "torch.nn.Module; of a pipeline its components, such as pipeline.transformer)"
+        )
+
+
 def places_of(model: nn.Module) -> tuple[dict[str, nn.Module], dict[int, list[Place]]]:
     """List each module once, by its first name, and by its id where all it hangs."""
     modules: dict[str, nn.Module] = {}
@@ -157,9 +191,11 @@ def obstacle_on(
         module: To be replaced.
         harmless: Whether a hook need not run.
     """
-    hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+    hooks = [hook for table in _FORWARD_HOOKS for hook in getattr(module, table).values()]
     if any(harmless is None or not harmless(hook) for hook in hooks):
         return "it has forward hooks, which its replacement would not run"
+    if any(getattr(module, table) for table in _BACKWARD_HOOKS):
+        return "it has backward hooks, which its replacement would not run"
     if "forward" in vars(module):
         return "its forward was replaced on the instance"
     return None

@@ -26,6 +26,7 @@ __all__ = ["Plan"]
 
 _OURS = (RMSNorm, GatedMLP, RotaryTable, SelfAttention, SparseExperts, OutputLinear)
 _NESTED = ("norm", "mlp")  # what is decided by itself inside of what is replaced
+_ALONE = "its rotary embedding isn't in what was given: give the whole decoder"
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 
 
@@ -49,6 +50,8 @@ class Plan:
         for name, module in self._modules.items():
             if name and id(module) not in self._settled:
                 self._decide(name, module)
+            elif not name and (isinstance(module, _OURS) or families.role_of(module) is not None):
+                self.left.append(("", "it is what was given: give what holds it"))
         self._plan_configs()
 
     def _blocked_attention(self) -> dict[int, str]:
@@ -57,16 +60,18 @@ class Plan:
         Both exchange a table of positions instead of cosines and sines, so they change together.
         """
         blocked: dict[int, str] = {}
+        alone = {id(m): _ALONE for m in self._modules.values() if _is(m, "attention")}
         for name, module in self._modules.items():
-            role = families.role_of(module)
-            if role is None or role.kind != "rope":
+            ours = isinstance(module, RotaryTable)
+            if not name or not (ours or _is(module, "rope")):
                 continue
-            decoder: Any = self._places[id(module)][0].owner
-            users = self._attention_of(decoder)
-            reason = self._obstacle([(name, module), *users])
+            users = self._attention_of(self._places[id(module)][0].owner)
+            for _, part in users:
+                alone.pop(id(part), None)
+            reason = None if ours else self._obstacle([(name, module), *users])
             if reason is not None:
                 blocked.update({id(part): reason for _, part in [(name, module), *users]})
-        return blocked
+        return alone | blocked
 
     def _attention_of(self, decoder: Any) -> list[tuple[str, nn.Module]]:
         found = []
@@ -181,6 +186,11 @@ class Plan:
             self.swaps.append(Swap(config, replacement, places))
 
 
+def _is(module: nn.Module, kind: str) -> bool:
+    role = families.role_of(module)
+    return role is not None and role.kind == kind
+
+
 def _nested(child: nn.Module) -> bool:
     role = families.role_of(child)
     return role is not None and role.kind in _NESTED
@@ -189,5 +199,5 @@ def _nested(child: nn.Module) -> bool:
 def _unknown(module: nn.Module) -> str:
     cls = type(module)
     if cls.__module__.startswith("torch.nn."):
-        return f"{cls.__qualname__} isn't replaced (of torch.nn only Linear is)"
+        return f"{cls.__qualname__} isn't replaced (of torch.nn only the output Linear is)"
     return f"unknown type {cls.__module__}.{cls.__qualname__}"
