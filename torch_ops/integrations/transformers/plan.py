@@ -44,6 +44,7 @@ class Plan:
             for module in self._modules.values()
             for parameter in module.parameters(recurse=False)
         )
+        self._layers: dict[int, int] = {}  # of attention: how many layers its decoder has
         self._blocked = self._blocked_attention()
         self._output = self._output_layer()
         self._settled: set[int] = set()
@@ -68,6 +69,7 @@ class Plan:
             users = self._attention_of(self._places[id(module)][0].owner)
             for _, part in users:
                 alone.pop(id(part), None)
+                self._layers[id(part)] = len(users)
             reason = None if ours else self._obstacle([(name, module), *users])
             if reason is not None:
                 blocked.update({id(part): reason for _, part in [(name, module), *users]})
@@ -159,7 +161,7 @@ class Plan:
             return SparseExperts(module), "topk_softmax, fused_experts"
         if role.kind == "output":
             return OutputLinear(module), "linear, one CPU row as a reduction"
-        attention = SelfAttention(module, family, self._backend)
+        attention = SelfAttention(module, family, self._layers[id(module)], self._backend)
         # Where and in which dtype the layer will run decides what serves it.
         weight = getattr(module, family.projections[0]).weight
         attention.attn.to(weight.device, weight.dtype)
@@ -178,12 +180,32 @@ class Plan:
         for config in copies.values():
             replacement = copy.copy(config)
             replacement._attn_implementation = IMPLEMENTATION
-            places = [
-                Place(module, "config", f"{name}.config".lstrip("."))
-                for name, module in self._modules.items()
-                if hasattr(module, "base_model_prefix") and module.config is config
-            ]
-            self.swaps.append(Swap(config, replacement, places))
+            self._swap_config(config, replacement)
+            self._plan_outer_configs(config, replacement)
+
+    def _plan_outer_configs(self, config: Any, replacement: Any) -> None:
+        """Do likewise for models of text and images: some make the masks of their decoder."""
+        outer = {
+            id(module.config): module.config
+            for module in self._modules.values()
+            if hasattr(module, "base_model_prefix") and hasattr(module.config, "sub_configs")
+        }
+        for whole in outer.values():
+            keys = [key for key in whole.sub_configs if getattr(whole, key, None) is config]
+            if keys:
+                other = copy.copy(whole)
+                for key in keys:
+                    setattr(other, key, replacement)
+                other._attn_implementation = {"": IMPLEMENTATION}  # of no part beside
+                self._swap_config(whole, other)
+
+    def _swap_config(self, config: Any, replacement: Any) -> None:
+        places = [
+            Place(module, "config", f"{name}.config".lstrip("."))
+            for name, module in self._modules.items()
+            if hasattr(module, "base_model_prefix") and module.config is config
+        ]
+        self.swaps.append(Swap(config, replacement, places))
 
 
 def _is(module: nn.Module, kind: str) -> bool:
