@@ -320,33 +320,33 @@ def test_what_does_not_fit_is_left_alone_with_the_reason(change: Any, reason: st
     assert "model.layers.1.mlp" in acceleration.replaced
 
 
-def _move(layer: nn.Module) -> None:
+def _move(layer: Any) -> None:
     """Wrap forward on the instance, as libraries do that move weights between devices."""
     plain = layer.forward
     layer.forward = lambda x: plain(x) * 1.5
 
 
-def _hook(layer: nn.Module) -> None:
+def _hook(layer: Any) -> None:
     layer.register_forward_hook(lambda _module, _args, out: out * 1.5)
 
 
-def _assign(layer: nn.Module) -> None:
+def _assign(layer: Any) -> None:
     layer.weight = nn.Parameter(layer.weight * 1.5, requires_grad=False)
 
 
-def _set_data(layer: nn.Module) -> None:
+def _set_data(layer: Any) -> None:
     layer.weight.data = layer.weight * 1.5
 
 
-def _add_bias(layer: nn.Module) -> None:
+def _add_bias(layer: Any) -> None:
     layer.bias = nn.Parameter(torch.ones(layer.weight.shape[0]), requires_grad=False)
 
 
-def _load(layer: nn.Module) -> None:
+def _load(layer: Any) -> None:
     layer.load_state_dict({"weight": layer.weight * 1.5}, assign=True)
 
 
-def _parametrize(layer: nn.Module) -> None:
+def _parametrize(layer: Any) -> None:
     class Larger(nn.Module):
         def forward(self, weight: torch.Tensor) -> torch.Tensor:
             return weight * 1.5

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -83,7 +85,7 @@ def test_positions_out_of_the_table_are_refused(
 def test_compiled_code_refuses_positions_when_it_runs() -> None:
     made = model(num_hidden_layers=1)
     accelerate(made)
-    step = torch.compile(made, fullgraph=True, backend="eager")
+    step: Any = torch.compile(made, fullgraph=True, backend="eager")
     positions = torch.arange(9)[None]
     with torch.no_grad():
         step(tokens(), position_ids=positions + 1)

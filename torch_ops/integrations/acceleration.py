@@ -67,9 +67,10 @@ class Swap:
         self._put(self.original)
 
     def moved(self) -> str | None:
-        """Name a place that holds something else by now, or None."""
+        """Name a place that holds something else by now, not even the original, or None."""
         for place in self.places:
-            if getattr(place.owner, place.attribute) is not self.replacement:
+            held = getattr(place.owner, place.attribute, None)
+            if held is not self.replacement and held is not self.original:
                 return place.name
         return None
 

@@ -210,8 +210,9 @@ class PagedCache(Cache):
         Raises:
             ValueError: it has others; a step would never end, or end too early.
         """
-        pages = self.layers[0].keys
-        assert pages is not None
+        layer = self.layers[0]
+        assert isinstance(layer, PagedLayer)
+        pages: Tensor = layer.keys
         ours = len(self.layers), *pages.shape[2:], pages.dtype
         received = layers, *k.shape[1:], k.dtype
         if ours != received:

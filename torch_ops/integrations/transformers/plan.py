@@ -185,7 +185,7 @@ class Plan:
 
     def _plan_outer_configs(self, config: Any, replacement: Any) -> None:
         """Do likewise for models of text and images: some make the masks of their decoder."""
-        outer = {
+        outer: dict[int, Any] = {
             id(module.config): module.config
             for module in self._modules.values()
             if hasattr(module, "base_model_prefix") and hasattr(module.config, "sub_configs")
@@ -193,7 +193,7 @@ class Plan:
         for whole in outer.values():
             keys = [key for key in whole.sub_configs if getattr(whole, key, None) is config]
             if keys:
-                other = copy.copy(whole)
+                other: Any = copy.copy(whole)
                 for key in keys:
                     setattr(other, key, replacement)
                 other._attn_implementation = {"": IMPLEMENTATION}  # of no part beside
