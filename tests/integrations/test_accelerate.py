@@ -448,6 +448,32 @@ def test_a_failure_half_way_changes_nothing(failing: int, monkeypatch: pytest.Mo
     assert set(accelerate(made).replaced) == EXPECTED
 
 
+@pytest.mark.parametrize("failing", [0, 3])
+def test_an_undo_that_fails_goes_on_where_it_was(
+    failing: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, ids = model(), tokens()
+    before, names, plain = snapshot(made), modules(made), made(ids).logits
+    acceleration = accelerate(made)
+    calls, clone = iter(range(100)), torch.Tensor.clone
+
+    def fail(self: torch.Tensor) -> torch.Tensor:
+        if next(calls) == failing:
+            raise MemoryError("no memory for a parameter")
+        return clone(self)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.Tensor, "clone", fail)
+        with pytest.raises(MemoryError, match="no memory"):
+            acceleration.undo()
+    acceleration.undo()
+    assert modules(made) == names
+    assert_same_state(made, before)
+    assert torch.equal(made(ids).logits, plain)
+    storages = [p.untyped_storage()._cdata for p in made.parameters()]
+    assert len(set(storages)) == len(storages)
+
+
 def test_an_attention_backend_is_chosen_or_refused_before_anything_changes() -> None:
     made = model()
     names = modules(made)

@@ -130,7 +130,8 @@ class Acceleration:
             return
         with torch.inference_mode(False), torch.no_grad():
             while self._swaps:
-                self._swaps.pop().revert()
+                self._swaps[-1].revert()  # where this raises, the next undo() goes on
+                self._swaps.pop()
         if self._undone is not None:
             self._undone(self._model)
 

@@ -134,10 +134,10 @@ class FusedLinears(nn.Module):
         """Give each parameter memory of its own again."""
         if self._weight is None:
             return
-        self._weight = self._bias = None
         for name in self.fused:
             for parameter in getattr(self, name).parameters(recurse=False):
                 parameter.data = parameter.data.clone()
+        self._weight = self._bias = None
 
     def project(self, x: Tensor) -> Tensor:
         """The children's outputs for ``x``, side by side in the last dimension."""
