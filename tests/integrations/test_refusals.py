@@ -93,6 +93,14 @@ def test_compiled_code_refuses_positions_when_it_runs() -> None:
             step(tokens(), position_ids=positions - 1)
 
 
+def test_what_is_captured_refuses_positions_when_it_runs(
+    made: torch.nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch_ops.once.capturing", lambda: True)  # nothing may be waited for then
+    with pytest.raises(RuntimeError, match="position_ids: received some below 0"):
+        made(tokens(), position_ids=torch.arange(9)[None] - 1)
+
+
 @pytest.mark.parametrize("shape", [(1, 0), (0, 3)])
 def test_nothing_in_gives_nothing(made: torch.nn.Module, shape: tuple[int, int]) -> None:
     assert made(torch.zeros(shape, dtype=torch.long)).logits.shape == (*shape, support.VOCABULARY)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torch_ops import dynamo
+from torch_ops import dynamo, once
 from torch_ops.attention import AttentionMetadata
 
 __all__ = ["CausalMask", "Padding", "causal_mask", "known_mask", "require"]
@@ -186,8 +186,11 @@ def _traced() -> bool:
 
 
 def require(condition: Tensor, message: str) -> None:
-    """Raise unless ``condition``: at once in eager code, when it runs in compiled code."""
-    if _traced():
+    """Raise unless ``condition``: at once in eager code, when it runs in compiled code.
+
+    A CUDA graph that is being captured raises when it is replayed.
+    """
+    if _traced() or once.capturing():
         torch._assert_async(condition, message)
     elif not condition:
         raise ValueError(message)
