@@ -185,6 +185,15 @@ def test_swaps_and_a_cancelled_request_change_nothing(report: ServeReport) -> No
     assert report.tokens == LIMIT * (len(PROMPTS) - 1) + LIMIT // 2
 
 
+def test_a_request_that_was_done_before_is_not_called_cancelled() -> None:
+    settings = ServeSettings(requests=2, rows=2, limit=1, page_size=4)
+    found, requests = serve_model(model(), PROMPTS[:2], None, settings, Silent())
+    assert found.cancelled is None
+    assert found.data["cancelled"] is None
+    assert "none, answers were too short; no other one changed" in str(found)
+    assert {request.state for request in requests} == {"done"}
+
+
 def test_the_trace_names_kernels_before_the_swap_and_after(report: ServeReport) -> None:
     calls = {(c.backend, c.source): c.calls for c in report.calls if c.op == "attention"}
     assert calls["torch_flash", "declared"] % support.LAYERS == 0

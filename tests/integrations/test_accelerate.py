@@ -259,7 +259,7 @@ def test_a_model_without_known_attention_is_warned_of(caplog: pytest.LogCaptureF
         layer.self_attn.__class__ = attention
     accelerate(made)
     (record,) = caplog.records
-    known = "no attention of LlamaForCausalLM is of a known type (Llama, Mistral, "
+    known = "no attention of LlamaForCausalLM was replaced (known: Llama, Mistral, "
     assert known in record.getMessage()
 
 

@@ -224,8 +224,8 @@ def carry_out(
     done = Acceleration(tuple(became), tuple(left), model, became, swaps, undone)
     if not any(isinstance(module, Attention) for module in model.modules()):
         _log.warning(
-            "accelerate: no attention of %s is of a known type (%s): %d modules replaced, %d left; "
-            "print what accelerate returns",
+            "accelerate: no attention of %s was replaced (known: %s): %d replaced, %d left; "
+            "print what accelerate returns to see why",
             type(model).__name__, ", ".join(known), len(done.replaced), len(done.left),
         )  # fmt: skip
     return done
