@@ -32,8 +32,8 @@ def accelerate(
     Names in ``state_dict`` stay, parameters stay the same objects, and ``to()``,
     ``load_state_dict()``, ``generate()`` and `torch.compile` work as before. Inference only:
     gradients are refused. Attention becomes causal over the whole cache, padded or not; packed
-    sequences, static caches and ``output_attentions`` are refused when they turn up, and so is
-    padding in compiled code.
+    sequences, static caches, ``output_attentions``, dropout and positions beyond the model's
+    ``max_position_embeddings`` are refused when they turn up, and so is padding in compiled code.
     Modules of unknown types are left alone, and so are modules that are accelerated already. A
     model without attention of a known type gets a warning in the log, which names those.
 
