@@ -76,6 +76,48 @@ def test_requests_that_find_no_page_wait_and_lose_nothing(alone: list[list[int]]
     assert cache.free_pages == 6
 
 
+class BrokenOffError(Exception):
+    """What a hook of a test raises."""
+
+
+@pytest.mark.parametrize("part", ["model.layers.1.mlp", "lm_head"])
+def test_a_forward_that_fails_loses_nothing(alone: list[list[int]], part: str) -> None:
+    server, cache = served()
+    failing = {"calls": 0}
+
+    def fail(*_: Any) -> None:
+        failing["calls"] += 1
+        if failing["calls"] % 4 == 0:
+            raise BrokenOffError
+
+    server._model.get_submodule(part).register_forward_hook(fail)
+    failed = 0
+    while True:
+        try:
+            if not server.step():
+                break
+        except BrokenOffError:
+            failed += 1
+    assert failed > 3
+    assert [request.tokens for request in server.requests] == alone
+    assert cache.free_pages == 64
+
+
+def test_what_a_server_can_not_do_is_refused() -> None:
+    server, cache = served()
+    prompts: tuple[Any, ...] = ([support.VOCABULARY], [1.5], "ab", [-1], [True])
+    for prompt in prompts:
+        with pytest.raises(ValueError, match=r"Server\.submit: received a prompt with .* 0 to 96"):
+            server.submit(prompt, 3)
+    assert len(server.requests) == len(PROMPTS)
+    other, _ = served()
+    with pytest.raises(ValueError, match="received request 0 of another server"):
+        server.cancel(other.requests[0])
+    assert other.requests[0].state == "waiting"
+    with pytest.raises(ValueError, match="argument 'rows' is 0"):
+        Server(server._model, cache, rows=0, end=None)
+
+
 def test_pages_that_others_hold_are_waited_for(alone: list[list[int]]) -> None:
     server, cache = served(pages=6)
     other = cache.open()
@@ -141,6 +183,15 @@ def test_swaps_and_a_cancelled_request_change_nothing(report: ServeReport) -> No
     assert report.cancelled == (0, LIMIT // 2)
     assert [target for target, _ in report.swaps] == ["torch_math", "what it was"]
     assert report.tokens == LIMIT * (len(PROMPTS) - 1) + LIMIT // 2
+
+
+def test_a_request_that_was_done_before_is_not_called_cancelled() -> None:
+    settings = ServeSettings(requests=2, rows=2, limit=1, page_size=4)
+    found, requests = serve_model(model(), PROMPTS[:2], None, settings, Silent())
+    assert found.cancelled is None
+    assert found.data["cancelled"] is None
+    assert "none, answers were too short; no other one changed" in str(found)
+    assert {request.state for request in requests} == {"done"}
 
 
 def test_the_trace_names_kernels_before_the_swap_and_after(report: ServeReport) -> None:

@@ -52,7 +52,7 @@ def test_logits_are_as_accurate_as_the_untouched_models(family: str, batch: int)
     acceleration = accelerate(made)
     assert set(acceleration.replaced) == EXPECTED
     assert acceleration.left == (
-        ("model.embed_tokens", "Embedding isn't replaced (of torch.nn only Linear is)"),
+        ("model.embed_tokens", "Embedding isn't replaced (of torch.nn only the output Linear is)"),
     )
     support.assert_as_accurate(made(ids).logits, plain, truth)
     support.assert_as_accurate(made(ids, use_cache=False).logits, plain, truth)
@@ -214,7 +214,7 @@ def test_the_table_joins_layers_and_gives_reasons() -> None:
     assert "model.layers.*.mlp (3)" in text
     assert "silu_and_mul" in text
     assert "torch_flash" in text
-    assert "Embedding isn't replaced (of torch.nn only Linear is)" in text
+    assert "Embedding isn't replaced (of torch.nn only the output Linear is)" in text
     assert f"{len(EXPECTED)} modules replaced, 1 left" in text
 
 
@@ -259,7 +259,7 @@ def test_a_model_without_known_attention_is_warned_of(caplog: pytest.LogCaptureF
         layer.self_attn.__class__ = attention
     accelerate(made)
     (record,) = caplog.records
-    known = "no attention of LlamaForCausalLM is of a known type (Llama, Mistral, "
+    known = "no attention of LlamaForCausalLM was replaced (known: Llama, Mistral, "
     assert known in record.getMessage()
 
 
@@ -320,6 +320,83 @@ def test_what_does_not_fit_is_left_alone_with_the_reason(change: Any, reason: st
     assert "model.layers.1.mlp" in acceleration.replaced
 
 
+def _move(layer: Any) -> None:
+    """Wrap forward on the instance, as libraries do that move weights between devices."""
+    plain = layer.forward
+    layer.forward = lambda x: plain(x) * 1.5
+
+
+def _hook(layer: Any) -> None:
+    layer.register_forward_hook(lambda _module, _args, out: out * 1.5)
+
+
+def _assign(layer: Any) -> None:
+    layer.weight = nn.Parameter(layer.weight * 1.5, requires_grad=False)
+
+
+def _set_data(layer: Any) -> None:
+    layer.weight.data = layer.weight * 1.5
+
+
+def _add_bias(layer: Any) -> None:
+    layer.bias = nn.Parameter(torch.ones(layer.weight.shape[0]), requires_grad=False)
+
+
+def _load(layer: Any) -> None:
+    layer.load_state_dict({"weight": layer.weight * 1.5}, assign=True)
+
+
+def _parametrize(layer: Any) -> None:
+    class Larger(nn.Module):
+        def forward(self, weight: torch.Tensor) -> torch.Tensor:
+            return weight * 1.5
+
+    nn.utils.parametrize.register_parametrization(layer, "weight", Larger())
+
+
+@pytest.mark.parametrize(
+    "change", [_move, _hook, _assign, _set_data, _add_bias, _load, _parametrize]
+)
+@pytest.mark.parametrize("late", [False, True])
+def test_changes_of_a_projection_take_part(change: Any, late: bool) -> None:
+    for name in ("self_attn.k_proj", "mlp.down_proj"):
+        made, other, ids = model(num_hidden_layers=1), model(num_hidden_layers=1), tokens()
+        plain, layer = made(ids).logits, f"model.layers.0.{name}"
+        change(other.get_submodule(layer))
+        expected = other(ids).logits
+        assert (expected - plain).abs().max() > 1e-2  # the change matters in this test
+        if late:
+            accelerate(made)
+            change(made.get_submodule(layer))
+        else:
+            change(made.get_submodule(layer))
+            accelerate(made)
+        logits = made(ids).logits
+        assert (logits - expected).abs().max() <= 1e-4 * expected.abs().max(), name
+
+
+def test_models_that_share_a_block_are_undone_apart() -> None:
+    made, other, ids = model(num_hidden_layers=1), model(num_hidden_layers=1), tokens()
+    other.model.layers[0].mlp = made.model.layers[0].mlp
+    first, _ = accelerate(made), accelerate(other)
+    first.undo()
+    with torch.no_grad():
+        made.model.layers[0].mlp.up_proj.weight.mul_(2)
+    expected = made(ids).logits
+    assert (other(ids).logits - expected).abs().max() <= 1e-4 * expected.abs().max()
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+def test_what_is_compiled_runs_the_hooks_that_were_there() -> None:
+    made, ids = model(num_hidden_layers=1), tokens()
+    accelerate(made)
+    _hook(made.model.layers[0].mlp.up_proj)
+    expected = made(ids).logits
+    step: Any = torch.compile(made, fullgraph=True, backend="eager")
+    with torch.no_grad():
+        assert torch.equal(step(ids).logits, expected)
+
+
 def test_frequencies_that_depend_on_the_length_keep_attention_as_it_is() -> None:
     rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
     made = model(rope_parameters=rope)
@@ -369,6 +446,32 @@ def test_a_failure_half_way_changes_nothing(failing: int, monkeypatch: pytest.Mo
     assert_same_state(made, before)
     assert torch.equal(made(ids).logits, plain)
     assert set(accelerate(made).replaced) == EXPECTED
+
+
+@pytest.mark.parametrize("failing", [0, 3])
+def test_an_undo_that_fails_goes_on_where_it_was(
+    failing: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, ids = model(), tokens()
+    before, names, plain = snapshot(made), modules(made), made(ids).logits
+    acceleration = accelerate(made)
+    calls, clone = iter(range(100)), torch.Tensor.clone
+
+    def fail(self: torch.Tensor) -> torch.Tensor:
+        if next(calls) == failing:
+            raise MemoryError("no memory for a parameter")
+        return clone(self)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.Tensor, "clone", fail)
+        with pytest.raises(MemoryError, match="no memory"):
+            acceleration.undo()
+    acceleration.undo()
+    assert modules(made) == names
+    assert_same_state(made, before)
+    assert torch.equal(made(ids).logits, plain)
+    storages = [p.untyped_storage()._cdata for p in made.parameters()]
+    assert len(set(storages)) == len(storages)
 
 
 def test_an_attention_backend_is_chosen_or_refused_before_anything_changes() -> None:
@@ -514,3 +617,75 @@ def test_a_module_without_anything_known_is_left_as_it_is() -> None:
     acceleration = accelerate(nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
     assert acceleration.replaced == ()
     assert [name for name, _ in acceleration.left] == ["0", "1"]
+
+
+@pytest.mark.parametrize("model", [None, {}])
+def test_what_is_no_module_is_refused(model: Any) -> None:
+    with pytest.raises(
+        TypeError, match=r"accelerate: argument 'model' is a \w+ \(accepted: a torch"
+    ):
+        accelerate(model)
+
+
+def test_parts_whose_rotary_embedding_is_elsewhere_keep_their_attention() -> None:
+    made, ids = model(), tokens()
+    plain = made(ids).logits
+    acceleration = accelerate(made.model.layers)
+    assert dict(acceleration.left)["0.self_attn"].startswith("its rotary embedding isn't in what")
+    assert "0.mlp" in acceleration.replaced
+    assert (made(ids).logits - plain).abs().max() <= 1e-4 * plain.abs().max()
+    acceleration.undo()
+    for part in (made.model.norm, made.model.rotary_emb, made.model.layers[0].self_attn):
+        assert accelerate(part).left[0] == ("", "it is what was given: give what holds it")
+    accelerate(made)
+    made.model.layers[0] = model().model.layers[0]
+    assert "model.layers.0.self_attn" in accelerate(made).replaced  # its table is there
+    assert (made(ids).logits - plain).abs().max() <= 1e-4 * plain.abs().max()
+
+
+@pytest.mark.parametrize("late", [None, True, False])
+def test_the_mode_is_handed_on_and_back(late: bool | None) -> None:
+    made = model()
+    made.model.layers[0].self_attn.o_proj.train()
+    before = {name: module.training for name, module in made.named_modules()}
+    acceleration = accelerate(made)
+    after = {name: module.training for name, module in made.named_modules()}
+    assert {name: after[name] for name in before if name in after}.items() <= before.items()
+    if late is not None:
+        made.train(late)
+        before = dict.fromkeys(before, late)
+    acceleration.undo()
+    assert {name: module.training for name, module in made.named_modules()} == before
+
+
+def test_hooks_are_handed_back() -> None:
+    made, ids = model(num_hidden_layers=1), tokens()
+    acceleration = accelerate(made)
+    seen: list[str] = []
+    names = ("model.norm", "model.layers.0.mlp", "model.layers.0.self_attn", "lm_head")
+    handles = [
+        made.get_submodule(name).register_forward_hook(lambda *_, name=name: seen.append(name))
+        for name in names
+    ]
+    acceleration.undo()
+    made(ids)
+    assert sorted(seen) == sorted(names)
+    for handle in handles:
+        handle.remove()
+    made(ids)
+    assert len(seen) == len(names)
+    made.model.norm.register_full_backward_hook(lambda *_: None)
+    assert dict(accelerate(made).left)["model.norm"].startswith("it has backward hooks")
+
+
+def test_dropout_and_noise_of_training_are_refused() -> None:
+    made, ids = model(attention_dropout=0.5), tokens()
+    noisy = model("Mixtral", router_jitter_noise=0.1)
+    accelerate(made)
+    accelerate(noisy)
+    expected = made(ids).logits
+    with pytest.raises(ValueError, match=r"dropout: received 0\.5, accepted: 0\.0; call eval"):
+        made.train()(ids)
+    with pytest.raises(ValueError, match=r"router_jitter_noise: received 0\.1, accepted: 0\.0"):
+        noisy.train()(ids)
+    assert torch.equal(made.eval()(ids).logits, expected)

@@ -138,3 +138,24 @@ def test_generate_takes_a_slot_cache() -> None:
     accelerate(made)
     cache: Any = SlotCache(made.config, 32)
     assert torch.equal(support.generate(made, tokens(), **{CACHE: cache}), expected)
+
+
+def test_a_slot_cache_refuses_what_it_was_not_made_for() -> None:
+    made, ids = model(), tokens(2)
+    accelerate(made)
+    cache: Any = SlotCache(made.config, 16, batch_size=2)
+    made(ids, **{CACHE: cache})
+    for number in (1, -10):
+        with pytest.raises(ValueError, match=rf"SlotCache: crop of {number} .accepted: -9 to 0"):
+            cache.crop(number)
+    with pytest.raises(ValueError, match=r"received keys of 1 sequences, .* accepted: of 2 seq"):
+        made(ids[:1, :1], **{CACHE: cache})
+    assert cache.get_seq_length() == 9
+    narrow: Any = SlotCache(made.config, 16, batch_size=2, dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match=r"received keys of .* accepted: of .* torch.b"):
+        made(ids, **{CACHE: narrow})
+    for arguments in ({"slots": 0}, {"slots": 2, "batch_size": True}):
+        with pytest.raises(ValueError, match=r"argument .* is .* .accepted: an int >= 1"):
+            SlotCache(made.config, **arguments)
+    with pytest.raises(ValueError, match=r"argument .dtype. is torch.int64"):
+        SlotCache(made.config, 2, dtype=torch.int64)

@@ -240,4 +240,29 @@ def test_what_nobody_knows_is_left_alone_and_listed(caplog: pytest.LogCaptureFix
     single.attn.__class__ = type("OwnAttention", (flux.FluxAttention,), {})
     assert "OwnAttention" in dict(accelerate(made).left)[SINGLE]
     (record,) = caplog.records
-    assert "no attention of FluxTransformer2DModel is of a known type" in record.getMessage()
+    assert "no attention of FluxTransformer2DModel was replaced (known: Fl" in record.getMessage()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_positions_that_a_model_keeps_may_be_converted(dtype: torch.dtype) -> None:
+    arguments = inputs("Wan")
+    for name, value in arguments.items():
+        if isinstance(value, Tensor) and value.is_floating_point():
+            arguments[name] = value.to(dtype)
+    plain = run(model("Wan").to(dtype), arguments)
+    truth = run(model("Wan"), inputs("Wan"))
+    allowed = 4 * (plain - truth).abs().max() + 1e-5
+    early, late = model("Wan").to(dtype), model("Wan")
+    accelerate(early)
+    accelerate(late)
+    for made in (early, late.to(dtype)):
+        assert (run(made, arguments) - truth).abs().max() <= allowed
+
+
+def test_undo_after_the_original_was_put_back() -> None:
+    made = model()
+    plain, processors = run(made, inputs()), made.attn_processors
+    acceleration = accelerate(made)
+    made.set_attn_processor(processors)
+    acceleration.undo()
+    assert torch.equal(run(made, inputs()), plain)

@@ -123,6 +123,42 @@ def test_the_logits_of_a_router_are_still_recorded(family: str) -> None:
     assert all(torch.equal(a, b) for a, b in zip(plain, again, strict=True))
 
 
+class Doubled(nn.Module):
+    """Stands in for a router or for experts."""
+
+    def __init__(self, original: nn.Module) -> None:
+        super().__init__()
+        self.original = original
+
+    def forward(self, *args: Tensor) -> Any:
+        """Twice what comes out last."""
+        out = self.original(*args)
+        return (out[0], 2 * out[1], out[2]) if isinstance(out, tuple) else 2 * out
+
+
+def _replaced(experts: Any, name: str) -> None:
+    setattr(experts, name, Doubled(getattr(experts, name)))
+
+
+def _watched(experts: Any, name: str) -> None:
+    def double(_module: object, _args: object, out: Any) -> Any:
+        return (out[0], 2 * out[1], out[2]) if isinstance(out, tuple) else 2 * out
+
+    getattr(experts, name).register_forward_hook(double)
+
+
+@pytest.mark.parametrize("change", [_replaced, _watched])
+@pytest.mark.parametrize("name", ["gate", "experts"])
+def test_a_changed_router_or_experts_take_part(change: Any, name: str) -> None:
+    made, other = (model("Mixtral", num_hidden_layers=1) for _ in range(2))
+    ids = tokens()
+    accelerate(made)
+    for each in (made, other):
+        change(each.model.layers[0].mlp, name)
+    expected = other(ids).logits
+    assert (made(ids).logits - expected).abs().max() <= 1e-4 * expected.abs().max()
+
+
 def _transposed(made: Any) -> None:
     experts = made.model.layers[0].mlp.experts
     experts.gate_up_proj = nn.Parameter(experts.gate_up_proj.mT.contiguous())
@@ -172,6 +208,33 @@ def test_bidirectional_attention_is_left_alone() -> None:
     assert "its attention is bidirectional" in left["model.layers.0.self_attn"]
 
 
+def test_a_decoder_in_a_model_of_images_runs_on_text() -> None:
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    sizes = {"num_attention_heads": 2, "image_size": 28, "patch_size": 14}
+    configured = support.transformers.Gemma3Config(
+        text_config=support.config("Gemma3").to_dict(),
+        vision_config={**vision, **sizes},
+        mm_tokens_per_image=4,
+        image_token_index=90,
+    )
+    torch.manual_seed(0)
+    made = support.transformers.Gemma3ForConditionalGeneration(configured).eval()
+    made.requires_grad_(False)
+    ids, before, tower = tokens(2), made.config, made.model.vision_tower.config
+    plain, names = made(ids).logits, (before._attn_implementation, tower._attn_implementation)
+    acceleration = accelerate(made)
+    assert (made(ids).logits - plain).abs().max() <= 1e-4 * plain.abs().max()
+    assert made.model.vision_tower.config is tower
+    assert (before._attn_implementation, tower._attn_implementation) == names
+    types = torch.zeros_like(ids)
+    types[:, 2:5] = 1
+    with pytest.raises(ValueError, match="a pattern that is not causal"):
+        made(ids, token_type_ids=types)
+    acceleration.undo()
+    assert made.config is before
+    assert torch.equal(made(ids).logits, plain)
+
+
 def test_tied_weights_stay_tied() -> None:
     made, ids = model("Qwen3", tie_word_embeddings=True), tokens()
     truth, plain = support.exact(made, ids), made(ids).logits
@@ -184,8 +247,12 @@ def test_tied_weights_stay_tied() -> None:
     with torch.no_grad():
         embedding.weight.mul_(2)
     doubled = made(ids).logits
+    made.resize_token_embeddings(support.VOCABULARY + 3, mean_resizing=False)
     acceleration.undo()
+    embedding = made.model.embed_tokens
     assert made.lm_head.weight is embedding.weight
+    assert made.lm_head.out_features == embedding.num_embeddings == support.VOCABULARY + 3
+    made.resize_token_embeddings(support.VOCABULARY)
     assert (made(ids).logits - doubled).abs().max() <= 1e-4 * doubled.abs().max()
 
 

@@ -277,6 +277,8 @@ def test_dtypes_that_attention_can_not_read_are_refused(dtype: torch.dtype) -> N
         (([], []), r"argument 'sequences' is \[\]"),
         (([0, 0], [1, 1]), r"argument 'sequences' is \[0, 0\]"),
         (([0], [65]), r"sequence 0 would have 65 tokens \(accepted: at most 64, the model"),
+        (([0], [1.0]), r"argument 'counts' is \[1.0\]"),
+        (([0], [1], 2.0), r"argument 'rows' is 2.0"),
         (([0], [2], 1), r"argument 'rows' is 1 .*rows for all 2 tokens"),
     ],
 )
@@ -332,3 +334,43 @@ def test_generate_is_told_of_room_for_drafts_and_no_static_slots() -> None:
     cache = paged(model(), 3)
     assert (cache.get_max_length(), cache.is_compileable, cache.is_croppable) == (12, False, True)
     assert isinstance(cache, transformers.Cache)
+
+
+def test_caches_of_other_models_are_refused() -> None:
+    made, ids = model(), tokens()
+    accelerate(made)
+    for config, dtype in (
+        (support.config(num_hidden_layers=2), torch.float32),
+        (support.config(num_hidden_layers=4), torch.float32),
+        (support.config("Qwen3"), torch.float32),
+        (support.config(), torch.bfloat16),
+    ):
+        cache = PagedCache(config, 8, page_size=4, dtype=dtype)
+        with pytest.raises(ValueError, match="received keys of a model with layers 3, heads 2"):
+            made(ids, **{CACHE: cache})
+        assert (cache.free_pages, cache.pool.sequences()) == (8, ())
+    with pytest.raises(TypeError, match=r"'config' is a LlamaForCausalLM .accepted: a config"):
+        PagedCache(made, 8)
+
+
+def test_positions_of_other_distances_are_refused() -> None:
+    made, ids = model(), tokens(2)
+    accelerate(made)
+    cache, positions = paged(made), torch.arange(9)[None]
+    with pytest.raises(ValueError, match="0 to 8 more than the places of their tokens in seq"):
+        made(ids, position_ids=positions * 2, **{CACHE: cache})
+    assert (cache.free_pages, cache.pool.sequences()) == (32, ())
+    mask = torch.ones_like(ids)
+    mask[1, :3] = 0
+    expected = made(ids, attention_mask=mask, position_ids=positions + 4).logits
+    logits = made(ids, attention_mask=mask, position_ids=positions + 4, **{CACHE: cache}).logits
+    assert (logits - expected)[mask.bool()].abs().max() <= 1e-4 * expected.abs().max()
+    longer = torch.cat((mask, mask[:, -1:]), 1)
+    with pytest.raises(ValueError, match=r"0 to 0 more .* in sequence 2, .* or all 4 more"):
+        made(
+            ids[:, :1], attention_mask=longer, position_ids=positions[:, -1:] + 1, **{CACHE: cache}
+        )
+    assert cache.get_seq_length() == 9
+    last = positions[:, -1:] + 5
+    made(ids[:, :1], attention_mask=longer, position_ids=last, **{CACHE: cache})
+    assert [cache.length(s) for s in cache.pool.sequences()] == [10, 7]

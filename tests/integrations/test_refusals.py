@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -48,6 +50,60 @@ def test_a_mask_of_four_dimensions_is_refused(made: torch.nn.Module) -> None:
     mask = torch.ones(1, 1, 9, 9, dtype=torch.bool).tril()
     with pytest.raises(ValueError, match=r"received a mask of shape \(1, 1, 9, 9\)"):
         made(ids, attention_mask=mask)
+
+
+@pytest.mark.parametrize("shape", [(9,), (3, 9), (2, 1, 9)])
+def test_masks_of_other_shapes_are_refused(made: torch.nn.Module, shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=r"attention_mask: received shape .*accepted: \[2, 9\]"):
+        made(tokens(2), attention_mask=torch.ones(shape))
+
+
+def test_one_mask_serves_all_rows(made: torch.nn.Module) -> None:
+    ids, mask = tokens(2), torch.ones(1, 9)
+    mask[0, 0] = 0
+    expected = made(ids, attention_mask=mask.expand(2, -1)).logits
+    assert torch.equal(made(ids, attention_mask=mask).logits, expected)
+
+
+@pytest.mark.parametrize(
+    ("positions", "message"),
+    [
+        (torch.arange(9)[None] - 1, "received some below 0 or from 64 on, accepted: 0 to 63"),
+        (torch.arange(9)[None] + 56, "received some below 0 or from 64 on, accepted: 0 to 63"),
+        (torch.arange(9.0)[None], "received torch.float32, accepted: torch.int64"),
+        (torch.arange(8)[None], r"received shape \[1, 8\], accepted: \[2, 9\] or \[1, 9\]"),
+    ],
+)
+def test_positions_out_of_the_table_are_refused(
+    made: torch.nn.Module, positions: torch.Tensor, message: str
+) -> None:
+    with pytest.raises(ValueError, match=f"position_ids: {message}"):
+        made(tokens(2), position_ids=positions)
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+def test_compiled_code_refuses_positions_when_it_runs() -> None:
+    made = model(num_hidden_layers=1)
+    accelerate(made)
+    step: Any = torch.compile(made, fullgraph=True, backend="eager")
+    positions = torch.arange(9)[None]
+    with torch.no_grad():
+        step(tokens(), position_ids=positions + 1)
+        with pytest.raises(RuntimeError, match="position_ids: received some below 0"):
+            step(tokens(), position_ids=positions - 1)
+
+
+def test_what_is_captured_refuses_positions_when_it_runs(
+    made: torch.nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch_ops.once.capturing", lambda: True)  # nothing may be waited for then
+    with pytest.raises(RuntimeError, match="position_ids: received some below 0"):
+        made(tokens(), position_ids=torch.arange(9)[None] - 1)
+
+
+@pytest.mark.parametrize("shape", [(1, 0), (0, 3)])
+def test_nothing_in_gives_nothing(made: torch.nn.Module, shape: tuple[int, int]) -> None:
+    assert made(torch.zeros(shape, dtype=torch.long)).logits.shape == (*shape, support.VOCABULARY)
 
 
 def test_packed_sequences_are_refused(made: torch.nn.Module) -> None:

@@ -18,7 +18,8 @@ class ServeReport:
     Attributes:
         device: Where it ran.
         requests: How many were served.
-        cancelled: Which one was cancelled in the second run, and after how many tokens.
+        cancelled: Which one was cancelled in the second run, and after how many tokens; None where
+            all answers were too short for that.
         swaps: Target, and the step before which all layers were swapped to it.
         changed: Requests whose tokens differ between the runs, and not by a tie.
         ties: Requests whose tokens differ from a tie on.
@@ -32,7 +33,7 @@ class ServeReport:
 
     device: str
     requests: int
-    cancelled: tuple[int, int]
+    cancelled: tuple[int, int] | None
     swaps: tuple[tuple[str, int], ...]
     changed: tuple[int, ...]
     ties: tuple[int, ...]
@@ -62,7 +63,7 @@ class ServeReport:
             "requests": self.requests,
             "tokens": self.tokens,
             "tokens_per_s": round(self.tokens / self.seconds, 2),
-            "cancelled": self.cancelled[0],
+            "cancelled": None if self.cancelled is None else self.cancelled[0],
             "swaps": [{"to": target, "before_step": step} for target, step in self.swaps],
             "changed": list(self.changed),
             "ties": list(self.ties),
@@ -73,11 +74,13 @@ class ServeReport:
         }
 
     def __str__(self) -> str:
-        number, kept = self.cancelled
         lost = f"requests {list(self.changed)} changed" if self.changed else "no other one changed"
+        who = "none, answers were too short"
+        if self.cancelled is not None:
+            who = "request {} after {} tokens".format(*self.cancelled)
         figures = [
             ("tokens/s", f"{self.tokens / self.seconds:.1f} ({self.tokens} tokens)"),
-            ("cancelled", f"request {number} after {kept} tokens; {lost}"),
+            ("cancelled", f"{who}; {lost}"),
             ("another token from a tie on", str(len(self.ties))),
             ("evictions", str(self.evictions)),
             ("pages not freed", str(self.leaked)),

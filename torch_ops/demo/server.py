@@ -48,6 +48,9 @@ class Server:
         rows: Most requests at once; each step has so many rows, so that one graph serves all.
         end: Token that ends an answer.
         decode: What runs a step, the model itself or compiled; default the model.
+
+    Raises:
+        ValueError: there are no rows.
     """
 
     def __init__(
@@ -59,7 +62,10 @@ class Server:
         end: int | None,
         decode: Callable[..., Any] | None = None,
     ) -> None:
+        if rows < 1:
+            raise ValueError(f"Server: argument 'rows' is {rows} (accepted: at least 1)")
         self._model, self._cache, self._rows, self._end = model, cache, rows, end
+        self._vocabulary = int(model.config.get_text_config(decoder=True).vocab_size)
         self._decode_with = model if decode is None else decode
         self._argument = argument(model)
         self._device = next(model.parameters()).device
@@ -72,9 +78,15 @@ class Server:
         """Queue a request.
 
         Raises:
-            ValueError: the prompt is empty, the limit below 1, or both together too long for the
-                model or the pool.
+            ValueError: the prompt is empty or holds what is no token of the model, the limit is
+                below 1, or both together are too long for the model or the pool.
         """
+        strange = [t for t in prompt if type(t) is not int or not 0 <= t < self._vocabulary]
+        if strange:
+            raise ValueError(
+                f"Server.submit: received a prompt with {strange[0]!r} (accepted: token ids, ints "
+                f"from 0 to {self._vocabulary - 1})"
+            )
         if not prompt or limit < 1:
             raise ValueError(
                 f"Server.submit: received a prompt of {len(prompt)} tokens and limit {limit} "
@@ -91,7 +103,16 @@ class Server:
         return request
 
     def cancel(self, request: Request) -> None:
-        """End a request; what it has answered stays in it, and the others don't notice."""
+        """End a request; what it has answered stays in it, and the others don't notice.
+
+        Raises:
+            ValueError: it is another server's.
+        """
+        if not any(own is request for own in self.requests):
+            raise ValueError(
+                f"Server.cancel: received request {request.number} of another server (accepted: "
+                "what submit() of this one returned)"
+            )
         if request.state == "waiting":
             self.waiting.remove(request)
         elif request.state == "running":
@@ -106,8 +127,9 @@ class Server:
             Whether there is anything left to do.
 
         Raises:
-            OutOfPagesError: others than this server's requests hold the pages that it needs. It
-                goes on where it was once they are free.
+            OutOfPagesError: others than this server's requests hold the pages that it needs.
+
+        After this or whatever a forward raises, the next step goes on where the last one ended.
         """
         self._admit()
         if self.running:
@@ -131,7 +153,11 @@ class Server:
             self.waiting.popleft()
             request.sequence, request.state = sequence, "running"
             self.running.append(request)
-            logits = self._run(self._model, torch.tensor([tokens]), logits_to_keep=1)
+            try:
+                logits = self._run(self._model, torch.tensor([tokens]), logits_to_keep=1)
+            except BaseException:
+                self._wait_again(request)
+                raise
             self._take([request], logits[:, -1])
 
     def _decode(self) -> None:
@@ -146,15 +172,24 @@ class Server:
                 self._evict(self.running[-1])
         last = [request.tokens[-1] for request in self.running]
         rows = torch.tensor([*last, *[0] * (self._rows - len(last))])[:, None]
-        logits = self._run(self._decode_with, rows)
+        before = [self._cache.length(sequence) - 1 for sequence in sequences]
+        try:
+            logits = self._run(self._decode_with, rows)
+        except BaseException:
+            for sequence, length in zip(sequences, before, strict=True):
+                self._cache.cut(sequence, length)
+            raise
         self._take(list(self.running), logits[: len(last), -1])
 
     def _evict(self, request: Request) -> None:
         """Free the pages of the youngest request; it waits to be run again."""
+        self._wait_again(request)
+        self.evictions += 1
+
+    def _wait_again(self, request: Request) -> None:
         self._leave(request)
         request.state = "waiting"
         self.waiting.appendleft(request)
-        self.evictions += 1
 
     def _leave(self, request: Request) -> None:
         self._cache.close(request.sequence)
@@ -163,7 +198,11 @@ class Server:
     @torch.no_grad()
     def _run(self, function: Callable[..., Any], rows: Tensor, **settings: Any) -> Tensor:
         arguments = {self._argument: self._cache, **settings}
-        logits: Tensor = function(input_ids=rows.to(self._device), **arguments).logits
+        try:
+            logits: Tensor = function(input_ids=rows.to(self._device), **arguments).logits
+        except BaseException:
+            self._cache.drop_plan()
+            raise
         return logits
 
     def _take(self, requests: list[Request], logits: Tensor) -> None:

@@ -141,10 +141,11 @@ def _serve_both(
     seconds = time.perf_counter() - begun
     events.back()
     changed, ties = _compare(plain.requests, second.requests, TIES[model.dtype])
+    ended = events.cancelled
     report = ServeReport(
         device=str(model.device),
         requests=len(prompts),
-        cancelled=(events.cancelled.number, len(events.cancelled.tokens)),
+        cancelled=(ended.number, len(ended.tokens)) if ended.state == "cancelled" else None,
         swaps=tuple(events.swaps),
         changed=changed,
         ties=ties,

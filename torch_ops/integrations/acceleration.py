@@ -14,9 +14,26 @@ from torch import nn
 
 from torch_ops.attention import Attention
 
-__all__ = ["Acceleration", "Place", "Swap", "carry_out", "obstacle_on", "places_of"]
+__all__ = [
+    "Acceleration",
+    "Place",
+    "Swap",
+    "carry_out",
+    "check_model",
+    "obstacle_on",
+    "places_of",
+]
 
 _log = logging.getLogger(__name__)
+_FORWARD_HOOKS = "_forward_hooks", "_forward_pre_hooks"
+_BACKWARD_HOOKS = "_backward_hooks", "_backward_pre_hooks"
+_HOOKS = (
+    *_FORWARD_HOOKS,
+    *_BACKWARD_HOOKS,
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks_with_kwargs",
+)
 
 
 @dataclass(frozen=True)
@@ -39,6 +56,8 @@ class Swap:
 
     def commit(self) -> None:
         """Put the replacement in."""
+        if isinstance(self.replacement, nn.Module) and isinstance(self.original, nn.Module):
+            self.replacement.training = self.original.training  # its parts keep their own
         self._put(self.replacement)
 
     def revert(self) -> None:
@@ -48,9 +67,10 @@ class Swap:
         self._put(self.original)
 
     def moved(self) -> str | None:
-        """Name a place that holds something else by now, or None."""
+        """Name a place that holds something else by now, not even the original, or None."""
         for place in self.places:
-            if getattr(place.owner, place.attribute) is not self.replacement:
+            held = getattr(place.owner, place.attribute, None)
+            if held is not self.replacement and held is not self.original:
                 return place.name
         return None
 
@@ -66,7 +86,13 @@ def _hand_back(replacement: nn.Module, original: nn.Module) -> None:
     for table in ("_parameters", "_modules"):
         mine, theirs = getattr(replacement, table), getattr(original, table)
         theirs.update({name: mine[name] for name in theirs if name in mine})
-    original.train(replacement.training)
+    for table in _HOOKS:  # the same objects, so that who has put one there can take it away
+        if getattr(replacement, table):
+            setattr(original, table, getattr(replacement, table))
+    original.training = replacement.training
+    for name, child in original.named_children():
+        if name not in replacement._modules:
+            child.train(replacement.training)
 
 
 @dataclass(eq=False)
@@ -88,7 +114,7 @@ class Acceleration:
     def undo(self) -> None:
         """Put the original modules back, bit for bit as they were; a second call does nothing.
 
-        Weights that were loaded, moved or converted meanwhile stay so.
+        Weights that were loaded, moved or converted meanwhile stay so, and so do hooks.
 
         Raises:
             RuntimeError: A replaced module was itself replaced since; nothing was changed.
@@ -104,7 +130,8 @@ class Acceleration:
             return
         with torch.inference_mode(False), torch.no_grad():
             while self._swaps:
-                self._swaps.pop().revert()
+                self._swaps[-1].revert()  # where this raises, the next undo() goes on
+                self._swaps.pop()
         if self._undone is not None:
             self._undone(self._model)
 
@@ -136,6 +163,15 @@ def _table(rows: list[tuple[str, str, str]]) -> Iterator[str]:
         yield f"{name:{widths[0]}}  {became:{widths[1]}}  {why}".rstrip()
 
 
+def check_model(model: object) -> None:
+    """Raise TypeError unless a model is a module."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"accelerate: argument 'model' is a {type(model).__name__} (accepted: a "
+            "torch.nn.Module; of a pipeline its components, such as pipeline.transformer)"
+        )
+
+
 def places_of(model: nn.Module) -> tuple[dict[str, nn.Module], dict[int, list[Place]]]:
     """List each module once, by its first name, and by its id where all it hangs."""
     modules: dict[str, nn.Module] = {}
@@ -157,9 +193,11 @@ def obstacle_on(
         module: To be replaced.
         harmless: Whether a hook need not run.
     """
-    hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+    hooks = [hook for table in _FORWARD_HOOKS for hook in getattr(module, table).values()]
     if any(harmless is None or not harmless(hook) for hook in hooks):
         return "it has forward hooks, which its replacement would not run"
+    if any(getattr(module, table) for table in _BACKWARD_HOOKS):
+        return "it has backward hooks, which its replacement would not run"
     if "forward" in vars(module):
         return "its forward was replaced on the instance"
     return None
@@ -186,8 +224,8 @@ def carry_out(
     done = Acceleration(tuple(became), tuple(left), model, became, swaps, undone)
     if not any(isinstance(module, Attention) for module in model.modules()):
         _log.warning(
-            "accelerate: no attention of %s is of a known type (%s): %d modules replaced, %d left; "
-            "print what accelerate returns",
+            "accelerate: no attention of %s was replaced (known: %s): %d replaced, %d left; "
+            "print what accelerate returns to see why",
             type(model).__name__, ", ".join(known), len(done.replaced), len(done.left),
         )  # fmt: skip
     return done

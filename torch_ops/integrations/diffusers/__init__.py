@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from torch_ops.attention import AttentionBackend
-from torch_ops.integrations.acceleration import Acceleration, carry_out
+from torch_ops.integrations.acceleration import Acceleration, carry_out, check_model
 from torch_ops.integrations.extras import require
 
 __all__ = ["Acceleration", "accelerate"]
@@ -49,11 +49,7 @@ def accelerate(
     from torch_ops.integrations.diffusers.known import KNOWN
     from torch_ops.integrations.diffusers.plan import Plan
 
-    if not isinstance(model, nn.Module):
-        raise TypeError(
-            f"accelerate: argument 'model' is a {type(model).__name__} (accepted: a "
-            "torch.nn.Module; of a pipeline its components, such as pipeline.transformer)"
-        )
+    check_model(model)
     # Tensors made here must be plain ones, whatever mode the caller is in.
     with torch.inference_mode(False), torch.no_grad():
         plan = Plan(model, attention)

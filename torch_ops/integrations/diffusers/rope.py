@@ -25,10 +25,11 @@ class RotaryTable(nn.Module):
 def as_table(rotary: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     """Bring an embedding of neighboring elements into the form that ``apply_rope`` takes.
 
-    Nothing is computed, so the rotation is the same: pairs (2i, 2i + 1), in float32.
+    Nothing is computed, so the rotation is the same: pairs (2i, 2i + 1), in float32, also where
+    ``to()`` has rounded what a model keeps.
 
     Args:
-        rotary: Cosines and sines of each token, ``[..., D]`` float32 with every number twice; or
+        rotary: Cosines and sines of each token, ``[..., D]`` with every number twice; or
             complex numbers ``[S, D / 2]`` of the image and of the text in front of it; or what this
             function returns.
 
@@ -43,7 +44,7 @@ def as_table(rotary: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         cos, sin = joint.real, joint.imag
     else:
         cos, sin = (x.flatten(0, -2)[:, ::2] for x in rotary)
-    made = torch.cat((cos, sin), dim=-1)
+    made = torch.cat((cos, sin), dim=-1).float()
     return made, torch.arange(made.shape[0], device=made.device)
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from torch_ops.attention import AttentionBackend
-from torch_ops.integrations.acceleration import Acceleration, carry_out
+from torch_ops.integrations.acceleration import Acceleration, carry_out, check_model
 from torch_ops.integrations.extras import require
 from torch_ops.integrations.transformers.acceleration import forget_recorders
 from torch_ops.integrations.transformers.families import KNOWN
@@ -32,8 +32,8 @@ def accelerate(
     Names in ``state_dict`` stay, parameters stay the same objects, and ``to()``,
     ``load_state_dict()``, ``generate()`` and `torch.compile` work as before. Inference only:
     gradients are refused. Attention becomes causal over the whole cache, padded or not; packed
-    sequences, static caches and ``output_attentions`` are refused when they turn up, and so is
-    padding in compiled code.
+    sequences, static caches, ``output_attentions``, dropout and positions beyond the model's
+    ``max_position_embeddings`` are refused when they turn up, and so is padding in compiled code.
     Modules of unknown types are left alone, and so are modules that are accelerated already. A
     model without attention of a known type gets a warning in the log, which names those.
 
@@ -46,11 +46,13 @@ def accelerate(
 
     Raises:
         MissingExtraError: transformers isn't installed.
+        TypeError: ``model`` isn't a module.
         ValueError: ``attention`` can't serve a layer of this model. Nothing was changed.
     """
     require(__name__, ("transformers",), "pip install 'torch-ops[transformers]'")
     from torch_ops.integrations.transformers.plan import Plan
 
+    check_model(model)
     # Tensors made here must be plain ones, whatever mode the caller is in.
     with torch.inference_mode(False), torch.no_grad():
         plan = Plan(model, attention)

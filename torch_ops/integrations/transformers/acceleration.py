@@ -25,6 +25,8 @@ class FusingSwap(Swap):
         if isinstance(self.replacement, FusedLinears):
             self.replacement.unfuse()
         super().revert()
+        if isinstance(self.original, nn.Linear) and isinstance(self.replacement, nn.Linear):
+            self.original.out_features = self.replacement.out_features  # tokens may be more now
 
 
 def forget_recorders(model: nn.Module) -> None:

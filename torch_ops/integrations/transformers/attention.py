@@ -10,10 +10,11 @@ from torch import Tensor, nn
 
 from torch_ops.attention import Attention, AttentionBackend
 from torch_ops.integrations.transformers.families import Family
-from torch_ops.integrations.transformers.interface import refuse_weights
+from torch_ops.integrations.transformers.interface import refuse_dropout, refuse_weights
 from torch_ops.integrations.transformers.masks import CausalMask, known_mask
 from torch_ops.integrations.transformers.paged import PagedCache
 from torch_ops.integrations.transformers.projection import FusedLinears, run_linear
+from torch_ops.integrations.transformers.rope import refuse_positions
 
 __all__ = ["SelfAttention"]
 
@@ -30,14 +31,16 @@ class SelfAttention(FusedLinears):
     k_norm: nn.Module
 
     def __init__(
-        self, original: Any, family: Family, backend: AttentionBackend | str | None
+        self, original: Any, family: Family, layers: int, backend: AttentionBackend | str | None
     ) -> None:
         super().__init__(original, family.projections, ("o_proj", "q_norm", "k_norm"))
         self.normalizes = hasattr(original, "q_norm")
         self.layer_idx = original.layer_idx
+        self.layers = layers  # of the decoder
         self.num_heads = int(original.config.num_attention_heads)
         self.num_kv_heads = int(original.config.num_key_value_heads)
         self.head_dim = int(original.head_dim)
+        self.dropout = float(getattr(original, "attention_dropout", 0.0))
         self.attn = Attention(
             self.num_heads,
             self.head_dim,
@@ -73,31 +76,51 @@ class SelfAttention(FusedLinears):
         """
         cache = past_key_values if cache is None else cache
         refuse_weights(kwargs)
+        refuse_dropout(self.dropout if self.training else 0.0)
         mask = None if attention_mask is None else known_mask(attention_mask)
         _refuse(mask, cache, self.attn.spec.window_left)
         batch, length = hidden_states.shape[:2]
+        widths = [n * self.head_dim for n in (self.num_heads, self.num_kv_heads, self.num_kv_heads)]
+        q, k, v = (
+            part.flatten(0, 1).unflatten(-1, (-1, self.head_dim))
+            for part in self.project(hidden_states).split(widths, dim=-1)
+        )
         cos_sin_cache, positions = position_embeddings
         paged = isinstance(cache, PagedCache)
         if paged:
-            positions = cache.step_for(self.layer_idx, batch, length, mask).positions
+            positions = self._paged_positions(cache, batch, length, mask, k, positions)
         else:
             seen = 0 if cache is None else cache.get_seq_length(self.layer_idx)
             _refuse_length(seen + length, cos_sin_cache.shape[0])
-        widths = [n * self.head_dim for n in (self.num_heads, self.num_kv_heads, self.num_kv_heads)]
-        q, k, v = (
-            part.reshape(batch * length, -1, self.head_dim)
-            for part in self.project(hidden_states).split(widths, dim=-1)
-        )
+            if self.layer_idx == 0:  # the others get the same ones
+                refuse_positions(positions, cos_sin_cache.shape[0])
         if self.normalizes:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = torch.ops.torch_ops.apply_rope(q, k, cos_sin_cache, positions)
         if paged:
             out = cache.attend(self.layer_idx, batch, q, k, v, self.attn)
         else:
-            q, k, v = (x.view(batch, length, -1, self.head_dim) for x in (q, k, v))
+            q, k, v = (x.unflatten(0, (batch, length)) for x in (q, k, v))
             out = self._attend(q, k, v, cache, mask)
         out = out.reshape(batch, length, self.num_heads * self.head_dim)
         return run_linear(self.o_proj, out), None
+
+    def _paged_positions(
+        self,
+        cache: PagedCache,
+        batch: int,
+        length: int,
+        mask: CausalMask | None,
+        k: Tensor,
+        given: Tensor,
+    ) -> Tensor:
+        """Give the positions of the tokens; the first layer begins the step, and refuses others."""
+        if self.layer_idx == 0:
+            cache.check_model(self.layers, k)
+        step = cache.step_for(self.layer_idx, batch, length, mask)
+        if self.layer_idx == 0:
+            cache.check_positions(given)
+        return step.positions
 
     def _attend(
         self, q: Tensor, k: Tensor, v: Tensor, cache: Any, mask: CausalMask | None

@@ -10,7 +10,13 @@ from torch import Tensor
 from torch_ops.integrations.extras import require
 from torch_ops.integrations.transformers.masks import CausalMask, causal_mask, known_mask
 
-__all__ = ["IMPLEMENTATION", "attention_forward", "refuse_weights", "register_attention"]
+__all__ = [
+    "IMPLEMENTATION",
+    "attention_forward",
+    "refuse_dropout",
+    "refuse_weights",
+    "register_attention",
+]
 
 IMPLEMENTATION = "torch_ops"
 # Arguments that change what attention computes, and that no op takes.
@@ -73,8 +79,7 @@ def attention_forward(
     for name in _UNKNOWN:
         if kwargs.get(name) is not None:
             raise ValueError(f"{name}: received one, accepted: None by attention of torch_ops")
-    if dropout:
-        raise ValueError(f"dropout: received {dropout}, accepted: 0.0; call eval() on the model")
+    refuse_dropout(dropout)
     mask = _mask(module, attention_mask, sliding_window, is_causal)
     causal = attention_mask is not None or _causal(module, is_causal)
     numbers = causal, scaling, mask.window_left, float(softcap or 0.0)
@@ -89,6 +94,12 @@ def attention_forward(
         return out
 
     return mask.padding.attend(q, k, v, packed), None
+
+
+def refuse_dropout(dropout: float) -> None:
+    """Raise unless nothing is to be dropped."""
+    if dropout:
+        raise ValueError(f"dropout: received {dropout}, accepted: 0.0; call eval() on the model")
 
 
 def refuse_weights(kwargs: dict[str, Any]) -> None:

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torch_ops import dynamo
+from torch_ops import dynamo, once
 from torch_ops.attention import AttentionMetadata
 
-__all__ = ["CausalMask", "Padding", "causal_mask", "known_mask"]
+__all__ = ["CausalMask", "Padding", "causal_mask", "known_mask", "require"]
 
 _COMPILED = (
     "attention_mask: received one with padding (a 0 among its entries), accepted in compiled code: "
@@ -127,9 +127,15 @@ def causal_mask(
             expected = expected & (key > query - local_size)
         mask = mask_function(batch, torch.zeros_like(batch), query, key)
         # Inductor of torch 2.13 fails on == of booleans.
-        _require(~(mask ^ expected).any(), _NOT_CAUSAL)
+        require(~(mask ^ expected).any(), _NOT_CAUSAL)
     if attention_mask is None:
         return CausalMask(window_left)
+    if attention_mask.dim() != 2 or attention_mask.shape[0] not in (1, batch_size):
+        raise ValueError(
+            f"attention_mask: received shape {list(attention_mask.shape)}, accepted: "
+            f"[{batch_size}, {kv_offset + kv_length}], or another attn_implementation"
+        )
+    attention_mask = attention_mask.expand(batch_size, -1)
     if attention_mask.shape[1] < kv_offset + kv_length:
         raise ValueError(
             f"attention_mask: received one for {attention_mask.shape[1]} tokens, accepted: for all "
@@ -179,9 +185,12 @@ def _traced() -> bool:
     return torch.compiler.is_dynamo_compiling() or dynamo.traced_otherwise()
 
 
-def _require(condition: Tensor, message: str) -> None:
-    """Raise unless ``condition``: at once in eager code, when it runs in compiled code."""
-    if _traced():
+def require(condition: Tensor, message: str) -> None:
+    """Raise unless ``condition``: at once in eager code, when it runs in compiled code.
+
+    A CUDA graph that is being captured raises when it is replayed.
+    """
+    if _traced() or once.capturing():
         torch._assert_async(condition, message)
     elif not condition:
         raise ValueError(message)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from numbers import Integral
 from typing import Any, NoReturn
 
 import torch
@@ -11,15 +12,16 @@ from transformers.cache_utils import Cache
 
 from torch_ops import dynamo
 from torch_ops.errors import TorchOpsError
+from torch_ops.integrations.transformers.cache import layer_sizes
 from torch_ops.integrations.transformers.masks import CausalMask, Padding
 from torch_ops.integrations.transformers.paged_layer import PagedLayer
 from torch_ops.integrations.transformers.pages import OutOfPagesError, PagePool
+from torch_ops.integrations.transformers.shifts import Shifts
 from torch_ops.integrations.transformers.steps import Step, Steps
 
 __all__ = ["OutOfPagesError", "PagedCache"]
 
 _BEAMS = "PagedCache: beam search isn't served, pages belong to one sequence; use a DynamicCache"
-_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 class PagedCache(Cache):
@@ -59,25 +61,18 @@ class PagedCache(Cache):
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> None:
-        if dtype not in _DTYPES:
-            raise ValueError(
-                f"PagedCache: argument 'dtype' is {dtype} (accepted: one of "
-                f"{', '.join(map(str, _DTYPES))}; attention reads keys of its queries' dtype)"
-            )
-        config = config.get_text_config(decoder=True)
+        sizes = layer_sizes("PagedCache", config, dtype)
         self.pool = PagePool(pages, page_size)
         self.step: Step | None = None
-        self._positions = int(config.max_position_embeddings)
+        self._positions = sizes.positions
         self._steps = Steps(self.pool, self.longest, torch.device(device))
         self._before: list[tuple[int, int]] = []
         self._batch: list[int] = []
+        self._shifts = Shifts()
         self._columns = self._padded = 0
         self._new_columns: int | None = None
-        head_dim = getattr(config, "head_dim", None)
-        head_dim = head_dim or config.hidden_size // config.num_attention_heads
-        shape = (pages, page_size, config.num_key_value_heads, head_dim)
-        count = config.num_hidden_layers
-        super().__init__(layers=[PagedLayer(shape, dtype, device) for _ in range(count)])
+        shape = (pages, page_size, sizes.heads, sizes.head_dim)
+        super().__init__(layers=[PagedLayer(shape, dtype, device) for _ in range(sizes.layers)])
 
     def open(self) -> int:
         """Begin a sequence without tokens; returns its number."""
@@ -165,7 +160,8 @@ class PagedCache(Cache):
         for name, received, right in (
             ("sequences", list(sequences), len(set(sequences)) == len(sequences) > 0),
             ("counts", list(counts), len(counts) == len(sequences) and min(counts, default=1) > 0),
-            ("rows", rows, rows >= total),
+            ("counts", list(counts), all(isinstance(count, Integral) for count in counts)),
+            ("rows", rows, isinstance(rows, Integral) and rows >= total),
         ):
             if not right:
                 raise ValueError(
@@ -203,6 +199,52 @@ class PagedCache(Cache):
                 self.pool.cut(sequence, length)
             raise
         self._before = before
+
+    def check_model(self, layers: int, k: Tensor) -> None:
+        """Raise unless the cache is of a model like this.
+
+        Args:
+            layers: How many the model has.
+            k: Keys of one, ``[T, K, D]``.
+
+        Raises:
+            ValueError: it has others; a step would never end, or end too early.
+        """
+        layer = self.layers[0]
+        assert isinstance(layer, PagedLayer)
+        pages: Tensor = layer.keys
+        ours = len(self.layers), *pages.shape[2:], pages.dtype
+        received = layers, *k.shape[1:], k.dtype
+        if ours != received:
+            names = ", ".join(f"{name} {{}}" for name in ("layers", "heads", "head_dim", "dtype"))
+            raise ValueError(
+                f"PagedCache: received keys of a model with {names.format(*received)}, accepted: "
+                f"{names.format(*ours)}, as the cache was made"
+            )
+
+    def check_positions(self, given: Tensor) -> None:
+        """Raise where a batch that nobody planned has positions that aren't its tokens'.
+
+        Args:
+            given: ``[B * S]``; the cache has its own.
+
+        Raises:
+            ValueError: the distances are others; nothing was changed.
+        """
+        if self._new_columns is None or self.step is None:
+            return
+        try:
+            self._shifts.check(self._batch, given, self.step)
+        except ValueError:
+            self.drop_plan()
+            if not self._columns:
+                self._forget_batch()
+            raise
+
+    def _forget_batch(self) -> None:
+        for sequence in self._batch:
+            self.close(sequence)
+        self._batch = []
 
     def step_for(self, layer_idx: int, batch: int, length: int, mask: CausalMask | None) -> Step:
         """Give a layer the step of a forward over ``[batch, length]``; plans it if nobody has.
@@ -294,7 +336,7 @@ class PagedCache(Cache):
         self.drop_plan()
         for sequence in self.pool.sequences():
             self.close(sequence)
-        self._batch, self._columns, self._padded = [], 0, 0
+        self._batch, self._columns, self._padded, self._shifts = [], 0, 0, Shifts()
 
     def crop(self, tokens_to_remove: int) -> None:
         """Forget the last ``-tokens_to_remove`` tokens of a batch that nobody planned.

@@ -6,6 +6,7 @@ import itertools
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 
 from torch_ops.errors import TorchOpsError
 
@@ -44,8 +45,10 @@ class PagePool:
 
     def __init__(self, pages: int, page_size: int) -> None:
         for name, value in (("pages", pages), ("page_size", page_size)):
-            if not isinstance(value, int) or value < 1:
-                raise ValueError(f"PagedCache: argument {name!r} is {value!r} (accepted: >= 1)")
+            if type(value) is not int or value < 1:
+                raise ValueError(
+                    f"PagedCache: argument {name!r} is {value!r} (accepted: an int >= 1)"
+                )
         self.pages, self.page_size = pages, page_size
         self.free = list(range(pages - 1, -1, -1))
         self._held: dict[int, Held] = {}
@@ -105,7 +108,7 @@ class PagePool:
             ValueError: it isn't that long.
         """
         own = self.held(sequence)
-        if not 0 <= length <= own.length:
+        if not isinstance(length, Integral) or not 0 <= length <= own.length:
             raise ValueError(
                 f"PagedCache: argument 'length' is {length} (accepted: 0 to {own.length}, what "
                 f"sequence {sequence} holds)"

@@ -26,6 +26,7 @@ __all__ = ["Plan"]
 
 _OURS = (RMSNorm, GatedMLP, RotaryTable, SelfAttention, SparseExperts, OutputLinear)
 _NESTED = ("norm", "mlp")  # what is decided by itself inside of what is replaced
+_ALONE = "its rotary embedding isn't in what was given: give the whole decoder"
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 
 
@@ -43,12 +44,15 @@ class Plan:
             for module in self._modules.values()
             for parameter in module.parameters(recurse=False)
         )
+        self._layers: dict[int, int] = {}  # of attention: how many layers its decoder has
         self._blocked = self._blocked_attention()
         self._output = self._output_layer()
         self._settled: set[int] = set()
         for name, module in self._modules.items():
             if name and id(module) not in self._settled:
                 self._decide(name, module)
+            elif not name and (isinstance(module, _OURS) or families.role_of(module) is not None):
+                self.left.append(("", "it is what was given: give what holds it"))
         self._plan_configs()
 
     def _blocked_attention(self) -> dict[int, str]:
@@ -57,16 +61,19 @@ class Plan:
         Both exchange a table of positions instead of cosines and sines, so they change together.
         """
         blocked: dict[int, str] = {}
+        alone = {id(m): _ALONE for m in self._modules.values() if _is(m, "attention")}
         for name, module in self._modules.items():
-            role = families.role_of(module)
-            if role is None or role.kind != "rope":
+            ours = isinstance(module, RotaryTable)
+            if not name or not (ours or _is(module, "rope")):
                 continue
-            decoder: Any = self._places[id(module)][0].owner
-            users = self._attention_of(decoder)
-            reason = self._obstacle([(name, module), *users])
+            users = self._attention_of(self._places[id(module)][0].owner)
+            for _, part in users:
+                alone.pop(id(part), None)
+                self._layers[id(part)] = len(users)
+            reason = None if ours else self._obstacle([(name, module), *users])
             if reason is not None:
                 blocked.update({id(part): reason for _, part in [(name, module), *users]})
-        return blocked
+        return alone | blocked
 
     def _attention_of(self, decoder: Any) -> list[tuple[str, nn.Module]]:
         found = []
@@ -154,7 +161,7 @@ class Plan:
             return SparseExperts(module), "topk_softmax, fused_experts"
         if role.kind == "output":
             return OutputLinear(module), "linear, one CPU row as a reduction"
-        attention = SelfAttention(module, family, self._backend)
+        attention = SelfAttention(module, family, self._layers[id(module)], self._backend)
         # Where and in which dtype the layer will run decides what serves it.
         weight = getattr(module, family.projections[0]).weight
         attention.attn.to(weight.device, weight.dtype)
@@ -173,12 +180,37 @@ class Plan:
         for config in copies.values():
             replacement = copy.copy(config)
             replacement._attn_implementation = IMPLEMENTATION
-            places = [
-                Place(module, "config", f"{name}.config".lstrip("."))
-                for name, module in self._modules.items()
-                if hasattr(module, "base_model_prefix") and module.config is config
-            ]
-            self.swaps.append(Swap(config, replacement, places))
+            self._swap_config(config, replacement)
+            self._plan_outer_configs(config, replacement)
+
+    def _plan_outer_configs(self, config: Any, replacement: Any) -> None:
+        """Do likewise for models of text and images: some make the masks of their decoder."""
+        outer: dict[int, Any] = {
+            id(module.config): module.config
+            for module in self._modules.values()
+            if hasattr(module, "base_model_prefix") and hasattr(module.config, "sub_configs")
+        }
+        for whole in outer.values():
+            keys = [key for key in whole.sub_configs if getattr(whole, key, None) is config]
+            if keys:
+                other: Any = copy.copy(whole)
+                for key in keys:
+                    setattr(other, key, replacement)
+                other._attn_implementation = {"": IMPLEMENTATION}  # of no part beside
+                self._swap_config(whole, other)
+
+    def _swap_config(self, config: Any, replacement: Any) -> None:
+        places = [
+            Place(module, "config", f"{name}.config".lstrip("."))
+            for name, module in self._modules.items()
+            if hasattr(module, "base_model_prefix") and module.config is config
+        ]
+        self.swaps.append(Swap(config, replacement, places))
+
+
+def _is(module: nn.Module, kind: str) -> bool:
+    role = families.role_of(module)
+    return role is not None and role.kind == kind
 
 
 def _nested(child: nn.Module) -> bool:
@@ -189,5 +221,5 @@ def _nested(child: nn.Module) -> bool:
 def _unknown(module: nn.Module) -> str:
     cls = type(module)
     if cls.__module__.startswith("torch.nn."):
-        return f"{cls.__qualname__} isn't replaced (of torch.nn only Linear is)"
+        return f"{cls.__qualname__} isn't replaced (of torch.nn only the output Linear is)"
     return f"unknown type {cls.__module__}.{cls.__qualname__}"

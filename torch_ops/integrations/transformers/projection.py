@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,7 @@ from torch.nn import functional
 from torch_ops import dynamo
 from torch_ops.errors import NoBackwardError
 
-__all__ = ["FusedLinears", "linear", "run_linear", "unfusable"]
+__all__ = ["FusedLinears", "linear", "run_linear", "unfusable", "watched"]
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -47,10 +47,16 @@ def _is_one_cpu_row(x: Tensor) -> bool:
 
 def run_linear(layer: nn.Module, x: Tensor) -> Tensor:
     """Call ``layer``, by `linear` where it is a plain one that nobody watches."""
-    if type(layer) is nn.Linear and not layer._forward_hooks and not layer._forward_pre_hooks:
+    if type(layer) is nn.Linear and not watched(layer):
         return linear(x, layer.weight, layer.bias)
     out: Tensor = layer(x)
     return out
+
+
+def watched(layer: nn.Module) -> bool:
+    """Whether calling the layer does more than its class says: hooks, or a forward of its own."""
+    own = "forward" in layer.__dict__  # as libraries put there that move weights between devices
+    return bool(own or layer._forward_hooks or layer._forward_pre_hooks)
 
 
 def unfusable(layers: Iterable[tuple[str, nn.Module]]) -> str | None:
@@ -62,8 +68,8 @@ def unfusable(layers: Iterable[tuple[str, nn.Module]]) -> str | None:
             return f"{name} is a {type(layer).__qualname__}, not a plain torch.nn.Linear"
         if type(layer.weight.data) is not Tensor:
             return f"{name}.weight holds a {type(layer.weight.data).__qualname__}"
-        if layer._forward_hooks or layer._forward_pre_hooks:
-            return f"{name} has forward hooks, which a fused product would not run"
+        if watched(layer):
+            return f"{name} has forward hooks or a forward of its own, which one product skips"
         weights.append(layer.weight)
         with_bias.add(layer.bias is not None)
     if len({(w.dtype, w.device, w.shape[1]) for w in weights}) > 1 or len(with_bias) > 1:
@@ -73,16 +79,28 @@ def unfusable(layers: Iterable[tuple[str, nn.Module]]) -> str | None:
     return None
 
 
+class _Joined(NamedTuple):
+    """What a child held when its rows were put into the block."""
+
+    name: str
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+    addresses: tuple[int, int]
+
+
 class FusedLinears(nn.Module):
     """Base of modules that run several of their `torch.nn.Linear` children as one product.
 
     The children stay where they are, so names in ``state_dict`` don't change. Their parameters
     become views of one block of memory, which the product reads: nothing is stored twice, and
     whatever is written to a parameter is seen. Until `fuse` is called the children run one by one,
-    and a child alone always runs as it is.
+    as they do while one has a hook or a parameter that isn't in the block, and a child alone always
+    runs as it is. A graph that is compiled already sees neither, as it sees no new hooks anywhere,
+    but for what ``load_state_dict()`` or ``to()`` of this module or one around it brings.
     """
 
     fused: tuple[str, ...] = ()
+    _joined: tuple[_Joined, ...] = ()
 
     def __init__(
         self, original: nn.Module, fused: tuple[str, ...], others: tuple[str, ...]
@@ -107,25 +125,46 @@ class FusedLinears(nn.Module):
         self._weight = _join([layer.weight for layer in layers])
         bias = [layer.bias for layer in layers if layer.bias is not None]
         self._bias = _join(bias) if bias else None
+        self._joined = tuple(
+            _Joined(name, layer.weight, layer.bias, _addresses(layer.weight, layer.bias))
+            for name, layer in zip(self.fused, layers, strict=True)
+        )
 
     def unfuse(self) -> None:
         """Give each parameter memory of its own again."""
         if self._weight is None:
             return
-        self._weight = self._bias = None
         for name in self.fused:
             for parameter in getattr(self, name).parameters(recurse=False):
                 parameter.data = parameter.data.clone()
+        self._weight = self._bias = None
 
     def project(self, x: Tensor) -> Tensor:
         """The children's outputs for ``x``, side by side in the last dimension."""
         if len(self.fused) == 1:
             return run_linear(getattr(self, self.fused[0]), x)
-        if self._weight is None:
+        if self._weight is None or not self._whole():
             return torch.cat([getattr(self, name)(x) for name in self.fused], dim=-1)
         if torch.is_grad_enabled():
             self._refuse_gradients()
         return linear(x, self._weight, self._bias)
+
+    @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+    def _whole(self) -> bool:
+        """Whether the block is all that its children compute with; asked once a compiled graph.
+
+        Guards on every parameter would take longer than the product of a small model.
+        """
+        for name, weight, bias, addresses in self._joined:
+            layer: Any = self._modules[name]
+            if layer is None or watched(layer):
+                return False
+            held = layer._parameters
+            if held.get("weight") is not weight or held.get("bias") is not bias:
+                return False
+            if _addresses(weight, bias) != addresses:
+                return False
+        return True
 
     def _refuse_gradients(self) -> None:
         for name in self.fused:
@@ -152,7 +191,7 @@ class FusedLinears(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         # A copy of the block would no longer be what the copied parameters are views of.
         state = self.__dict__.copy()
-        state["_weight"], state["_bias"] = self._weight is not None, None
+        state["_weight"], state["_bias"], state["_joined"] = self._weight is not None, None, ()
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -160,6 +199,10 @@ class FusedLinears(nn.Module):
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         if fused:
             self.fuse()
+
+
+def _addresses(weight: Tensor, bias: Tensor | None) -> tuple[int, int]:
+    return weight.data_ptr(), 0 if bias is None else bias.data_ptr()
 
 
 def _fuse_after_loading(module: FusedLinears, _incompatible: Any) -> None:

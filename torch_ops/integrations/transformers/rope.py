@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["RotaryTable", "table"]
+from torch_ops.integrations.transformers.masks import require
+
+__all__ = ["RotaryTable", "refuse_positions", "table"]
 
 
 def table(inv_freq: Tensor, scaling: float, max_position: int) -> Tensor:
@@ -25,6 +27,21 @@ def table(inv_freq: Tensor, scaling: float, max_position: int) -> Tensor:
     positions = torch.arange(max_position, device=inv_freq.device, dtype=torch.float32)
     angles = positions[:, None] * inv_freq.to(torch.float32)
     return torch.cat((angles.cos() * scaling, angles.sin() * scaling), dim=-1)
+
+
+def refuse_positions(positions: Tensor, max_position: int) -> None:
+    """Raise where a position isn't in the table: at once in eager code, else when it runs.
+
+    Raises:
+        ValueError: there is such a position.
+    """
+    message = (
+        f"position_ids: received some below 0 or from {max_position} on, accepted: 0 to "
+        f"{max_position - 1}, by the model's max_position_embeddings, of padding too"
+    )
+    if positions.is_floating_point():
+        raise ValueError(f"position_ids: received {positions.dtype}, accepted: torch.int64, int32")
+    require(((positions >= 0) & (positions < max_position)).all(), message)
 
 
 class RotaryTable(nn.Module):
@@ -58,9 +75,18 @@ class RotaryTable(nn.Module):
 
         Returns:
             ``(cos_sin_cache [max_position, rotary_dim], positions [B * S])``.
+
+        Raises:
+            ValueError: ``position_ids`` is of another shape.
         """
+        batch, length = x.shape[:2]
+        if position_ids.shape not in ((batch, length), (1, length)):
+            raise ValueError(
+                f"position_ids: received shape {list(position_ids.shape)}, accepted: "
+                f"[{batch}, {length}] or [1, {length}]"
+            )
         cache = getattr(self, f"{layer_type}_cos_sin_cache" if layer_type else "cos_sin_cache")
-        return cache, position_ids.expand(x.shape[0], -1).reshape(-1)
+        return cache, position_ids.expand(batch, -1).reshape(-1)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> RotaryTable:
         tables = dict(self.named_buffers())
