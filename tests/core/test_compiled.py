@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from torch.autograd import forward_ad
 
 import torch_ops
 from torch_ops import NoBackwardError, declare, inductor, ops
+from torch_ops.registry import registry
 
 from . import samples
 from .conftest import Python
@@ -145,10 +148,31 @@ def test_tangents_are_refused_when_it_runs() -> None:
         call(forward_ad.make_dual(x, torch.ones_like(x)))
 
 
+@pytest.fixture
+def unnoticed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A kernel that writes as one of a GPU does: unlike PyTorch's own it bumps no version."""
+
+    def kernel(x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-6) -> None:
+        out, total = ops.fused_add_rms_norm(x, residual, weight, eps, backend="torch")
+        for written, values in ((x, out), (residual, total)):
+            written.detach().numpy()[...] = values.numpy()
+
+    path = registry.find("fused_add_rms_norm_", "torch").target.partition(":")[0]
+    monkeypatch.setattr(importlib.import_module(path), "fused_add_rms_norm_", kernel)
+    torch_ops.refresh()
+    with torch_ops.use_backend(fused_add_rms_norm_="torch"):
+        yield
+    monkeypatch.undo()
+    torch_ops.refresh()
+
+
+@pytest.mark.usefixtures("unnoticed")
 @pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad])
-def test_versions_of_written_arguments_are_bumped(mode: Callable[[], Any]) -> None:
+@pytest.mark.parametrize("eager", [False, True])
+def test_versions_of_written_arguments_are_bumped(mode: Callable[[], Any], eager: bool) -> None:
     """Or autograd wouldn't notice that a saved tensor was overwritten."""
-    call = compiled(lambda x, residual: ops.fused_add_rms_norm_(x, residual, WEIGHT))
+    write = functools.partial(ops.fused_add_rms_norm_, weight=WEIGHT)
+    call = write if eager else compiled(lambda x, r: ops.fused_add_rms_norm_(x, r, WEIGHT))
     tensors = [torch.randn(3, 8) for _ in range(2)]
     with mode():
         for _ in range(3):
@@ -157,6 +181,7 @@ def test_versions_of_written_arguments_are_bumped(mode: Callable[[], Any]) -> No
             assert all(map(operator.gt, [tensor._version for tensor in tensors], versions))
 
 
+@pytest.mark.usefixtures("unnoticed")
 def test_versions_are_bumped_of_what_views_are_of_and_beside_gradients() -> None:
     """AOTAutograd bumps them, not the operators that graphs call."""
 
