@@ -51,8 +51,13 @@ def _right(row: _Row, rows: dict[tuple[str, str], _Row]) -> Iterator[dict[str, A
     """Compare our logits with transformers', by how far its own ways are apart."""
     theirs = rows.get((row["workload"], COMPILED), {})
     if row["candidate"].startswith(OURS) and "difference" in row and "difference" in theirs:
-        allowed = ERRORS_OF_ONE_ORDER * (theirs["difference"] + torch.finfo(torch.bfloat16).eps)
+        allowed = ERRORS_OF_ONE_ORDER * _apart(theirs)
         yield _check(row, "largest difference of logits", row["difference"], most=allowed)
+
+
+def _apart(theirs: _Row) -> float:
+    """How far transformers' own ways are apart, as a part of the largest logit."""
+    return float(theirs.get("difference", 0.0)) + torch.finfo(torch.bfloat16).eps
 
 
 def _swap(row: _Row, theirs: _Row) -> Iterator[dict[str, Any]]:
@@ -61,7 +66,7 @@ def _swap(row: _Row, theirs: _Row) -> Iterator[dict[str, Any]]:
     Where texts part, each of the two logits may have moved so far: a gap up to twice that is a tie.
     """
     yield _check(row, f"{COMPILED} of {LIKE_SWAP} beside it", int("difference" in theirs), least=1)
-    apart = theirs.get("difference", 0.0) + torch.finfo(torch.bfloat16).eps
+    apart = _apart(theirs)
     yield _check(row, "difference of logits", row["difference"], most=ERRORS_OF_ONE_ORDER * apart)
     yield _check(row, "widest gap where texts part", max(row["gaps"], default=0.0), most=2 * apart)
     yield _check(row, "graphs compiled by swaps", row["compiled"], most=0)

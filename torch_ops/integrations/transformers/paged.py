@@ -155,12 +155,12 @@ class PagedCache(Cache):
         self._before, self.step, self._new_columns = [], None, None
 
     def _checked(self, sequences: Sequence[int], counts: Sequence[int], rows: int | None) -> int:
-        total = sum(counts)
+        whole = all(isinstance(count, Integral) and count > 0 for count in counts)
+        total = sum(counts) if whole else 0
         rows = total if rows is None else rows
         for name, received, right in (
             ("sequences", list(sequences), len(set(sequences)) == len(sequences) > 0),
-            ("counts", list(counts), len(counts) == len(sequences) and min(counts, default=1) > 0),
-            ("counts", list(counts), all(isinstance(count, Integral) for count in counts)),
+            ("counts", list(counts), whole and len(counts) == len(sequences)),
             ("rows", rows, isinstance(rows, Integral) and rows >= total),
         ):
             if not right:
