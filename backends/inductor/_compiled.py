@@ -26,6 +26,9 @@ _lock = locks.lock()
 _Key = tuple[Any, ...]
 _functions: dict[_Key, Callable[..., Any]] = {}
 _exhausted: dict[_Key, str] = {}
+_narrow: dict[_Key, set[_Key]] = {}
+LARGE = 1 << 20  # bytes of the first tensor on a CPU from which a call is compiled for its widths
+WIDTHS = 8  # of a class; further ones share one graph
 _VIEWS = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
 
 
@@ -64,6 +67,8 @@ def compiled(
                     shape = (-1, call[index].shape[-1]) if index in rows else call[index].shape
                     # Below these keys a view knows no base, whose sizes Dynamo would guard on.
                     call[index] = call[index].contiguous().view(shape)
+            if call[first].nbytes >= LARGE and call[first].is_cpu:
+                key = _of_widths(key, call)
             result = _run(declaration, key, call)
             if not rows:
                 return result
@@ -119,6 +124,27 @@ def _facts(value: Any, is_rows: bool) -> Any:
     return value if value in (None, True, False, -1) else "int"
 
 
+def _of_widths(key: _Key, args: Sequence[Any]) -> _Key:
+    """Give the class of such calls of the same widths, or the one of all where those are many.
+
+    C++ for widths that are known takes 0.85 of the time; compiling it takes seconds.
+    """
+    own = (*key, *(x.shape[1:] for x in args if isinstance(x, Tensor) and x.dim() > 1))
+    known = _narrow.setdefault(key, set())
+    if own not in known:
+        if len(known) >= WIDTHS:
+            return key
+        known.add(own)
+    return own
+
+
+def _keep_widths(args: Sequence[Any]) -> None:
+    """Tell Dynamo that all axes but the first are of one size."""
+    for x in args:
+        for axis in range(1, x.dim() if isinstance(x, Tensor) else 0):
+            torch._dynamo.mark_static(x, axis)
+
+
 def _run(declaration: Declaration, key: _Key, args: list[Any]) -> Any:
     function = _functions.get(key)
     try:
@@ -152,6 +178,8 @@ def _first_call(declaration: Declaration, key: _Key, args: list[Any]) -> Any:
     with _lock, symbolic.patch(use_duck_shape=False):  # type: ignore[attr-defined]
         if key not in _functions:
             _functions[key] = _own(declaration, f"{declaration.name}_{len(_functions)}")
+            if any(key in narrow for narrow in _narrow.values()):
+                _keep_widths(args)
         return _functions[key](*args)
 
 
