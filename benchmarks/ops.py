@@ -38,6 +38,7 @@ from torch_ops.testing.contract import Snapshot, check_fresh
 from torch_ops.testing.parts import Expected, check, expected_of, outputs_of
 from torch_ops.testing.proof import Arguments, proof_names, proof_of
 from torch_ops.testing.spec import Spec
+from torch_ops.tuner.timing import captured
 
 DTYPES = ("bfloat16", "float16", "float32")
 CPU_WORK = Work(bytes=1 << 24, flops=1 << 31)  # larger calls are left out on a CPU
@@ -89,6 +90,7 @@ def measure(
     left_out: list[str],
     seconds: float | None = None,
     workers: int | None = None,
+    replayed: bool = False,
 ) -> dict[str, Any]:
     """Check and time calls; gives a report without its name.
 
@@ -98,6 +100,7 @@ def measure(
         left_out: Texts that name other calls, and why they aren't measured; those that weren't
             reached are added.
         seconds, workers: As of `run`.
+        replayed: Whether a GPU's times are those of CUDA graphs, without launches of the host.
     """
     started = time.monotonic()
     report: dict[str, Any] = {**_measure.machine(device), "rows": [], "not_measured": left_out}
@@ -109,7 +112,7 @@ def measure(
             report["copy_tb_s"] = _measure.copy_rate(device)
             while waiting:
                 report["rows"].append(row := _row(waiting[0]))
-                _measure_one(row, waiting[0], make)
+                _measure_one(row, waiting[0], make, replayed)
                 del waiting[0]
     except _measure.OutOfTimeError:
         _stop(report, waiting, f"not reached within {limit} s", red=False)
@@ -180,9 +183,9 @@ def _row(job: Job) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _measure_one(row: dict[str, Any], job: Job, make: Maker) -> None:
+def _measure_one(row: dict[str, Any], job: Job, make: Maker, replayed: bool) -> None:
     try:
-        _fill(row, job, make)
+        _fill(row, job, make, replayed)
     except _LOST:
         raise
     except Exception as error:  # of the oracle, or while timing
@@ -192,12 +195,12 @@ def _measure_one(row: dict[str, Any], job: Job, make: Maker) -> None:
         torch.cuda.empty_cache()
 
 
-def _fill(row: dict[str, Any], job: Job, make: Maker) -> None:
+def _fill(row: dict[str, Any], job: Job, make: Maker, replayed: bool) -> None:
     """Check every candidate of a call, then time those that are right, in turns."""
     args, device, mutated = make(job.spec), make.device, catalogue()[job.op].mutates
     expected = expected_of(proof_of(job.op), args)
     row["checked"] = [each.part.name for each in expected]
-    right = {}
+    right: dict[str, Callable[[], Any]] = {}
     for candidate in _calls.candidates(job.op, args, device):
         cell = _judge(row, candidate, args, expected)
         row["cells"][candidate.name] = cell
@@ -205,11 +208,23 @@ def _fill(row: dict[str, Any], job: Job, make: Maker) -> None:
             call = functools.partial(candidate.call, *_calls.copied(args, mutated).values())
             right[candidate.name] = call
     del expected
+    if replayed and device.type == "cuda":
+        right = {name: _replayed(call, row["cells"][name]) for name, call in right.items()}
     for turn in range(TURNS):
         for name in list(right)[:: -1 if turn % 2 else 1]:
             found = _measure.spread(right[name], device, TURN_MILLISECONDS)
             _note_time(row["cells"][name], found, row)
     _compare(row)
+
+
+def _replayed(call: Callable[[], Any], cell: _Cell) -> Callable[[], Any]:
+    """Give what replays a call, or itself, with a note: then launches count."""
+    try:
+        return captured(call)
+    except Exception as error:
+        torch.cuda.synchronize()
+        cell["launched"] = f"{type(error).__name__}: {_first_line(error)}"[:300]
+        return call
 
 
 def _judge(

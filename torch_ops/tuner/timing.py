@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["median_us"]
+__all__ = ["captured", "median_us"]
 
 LEAST, MOST = 10, 2000  # repetitions
 
@@ -18,7 +18,7 @@ def median_us(call: Callable[[], Any], device: torch.device, milliseconds: float
     """Give the median time of a call in microseconds, after it has run."""
     if device.type == "cuda":
         with torch.cuda.device(device):
-            return _of_graph(_captured(call), device, milliseconds)
+            return _of_graph(captured(call), device, milliseconds)
     call()
     times: list[float] = []
     end = time.perf_counter() + milliseconds / 1e3
@@ -29,8 +29,8 @@ def median_us(call: Callable[[], Any], device: torch.device, milliseconds: float
     return statistics.median(times) * 1e6
 
 
-def _captured(call: Callable[[], Any]) -> Callable[[], Any]:
-    """Capture a call in a CUDA graph: no launch of the host is in its time.
+def captured(call: Callable[[], Any]) -> Callable[[], Any]:
+    """Give what replays a call from a CUDA graph: no launch of the host is in its time.
 
     Raises:
         RuntimeError: it can't be captured.
