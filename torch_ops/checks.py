@@ -29,15 +29,16 @@ _NAMES = {
     torch.float64: "float64",
 }
 _is_alias_of = torch._C._is_alias_of  # type: ignore[attr-defined]
+_storage = torch.Tensor.untyped_storage  # found once, not at each call
 
 
 def apart(x: Tensor, y: Tensor, *read: Tensor) -> bool:
     """Whether two that are written, and those that are read, lie in storages of their own."""
-    first, second = x.untyped_storage(), y.untyped_storage()  # one object as long as it is held
+    first, second = _storage(x), _storage(y)  # one object as long as it is held
     if first is second:
         return False
     for tensor in read:
-        storage = tensor.untyped_storage()
+        storage = _storage(tensor)
         if storage is first or storage is second:
             return False
     return True
