@@ -59,6 +59,7 @@ def checks(*, every: bool = False) -> list[str]:
         names += [f"{op} float16 layouts", f"{op} float32 zero", f"{op} float64 classes"]
     names.remove("layer_norm_backward float16 layouts")  # read as those of the other one
     names += [f"{op} float16 {way}" for op in NORM_GRADIENTS for way in SHARED]
+    names.append("fused_add_rms_norm_ float16 strided")
     names += [f"{what} {dtype} composed" for what in ("norms", "gates") for dtype in DTYPES]
     return names + [f"{op} float64 {part}" for op in OPS[:-1] for part in ("zero", "classes")]
 
@@ -73,6 +74,11 @@ def run(check: str) -> None:
     op, dtype, part = check.split()
     if part == "composed":
         _composed(op, dtype)
+        return
+    if part == "strided":
+        for way, columns in (("tiles", 96), ("looped", 200), ("held", 96)):
+            with patched(op, way):
+                _strided(columns)
         return
     proof, tally = proof_of(op), Tally()
     subject = registered(op, "triton")
@@ -107,6 +113,21 @@ def _composed(what: str, dtype: str) -> None:
             for columns in (96, 80, 320):  # held, with a rest, and in too many pieces for that
                 for scales in ((0, None), (0, given), (16, None)):
                     _compose(both, (2, columns), kind, scales)
+
+
+def _strided(columns: int) -> None:
+    """Rows apart are written where they are, and nothing between them."""
+    import torch
+
+    norms = importlib.import_module(f"{BACKEND}._norms")
+    wide = [torch.randn(3, count * columns).half() for count in (2, 3)]
+    (x, r), w = [rows[:, :columns] for rows in wide], torch.randn(columns)
+    kept = [rows[:, columns:].clone() for rows in wide]
+    wanted = norms.add_normalize(x.contiguous(), r.contiguous(), w, 1e-6)
+    norms.add_normalize_in_place(x, r, w, 1e-6)
+    found = (x, r, *[rows[:, columns:] for rows in wide])
+    if not all(map(torch.equal, found, (*wanted, *kept))):
+        raise AssertionError(f"{columns} columns: {found} instead of {wanted}")
 
 
 def _compose(both: Any, shape: tuple[int, ...], kind: Any, scales: Any) -> None:
