@@ -184,7 +184,7 @@ def _norm_candidates(case: Case) -> Iterator[tuple[str, Patch]]:
     else:
         configs = _few_configs if case.rows <= 1024 else _crowd_configs
         for config in configs(size, module.Config):
-            yield _norm_label(config), {"reads_twice": _always(False), "config": _always(config)}
+            yield _norm_label(config), {"walk": _always(None), "config": _always(config)}
     if case.rows > 1024 or case.columns * case.dtype.itemsize > 32768:
         yield from _loop_candidates(case)
 
@@ -212,15 +212,18 @@ def _crowd_configs(size: int, make: Any) -> Iterator[Any]:
 
 
 def _loop_candidates(case: Case) -> Iterator[tuple[str, Patch]]:
-    make = module_of(case.op).Loop
+    make = module_of(case.op).Walk
     item = case.dtype.itemsize
     for block in (1024, 2048, 4096, 8192, 16384):
         for each in (16, 32):
             threads = block * item // each
             if block <= case.columns <= 32 * block and 64 <= threads <= 1024:
                 walk = make(block, threads)
-                patch = {"reads_twice": _always(True), "FEW": 0, "loop": _always(walk)}
-                yield f"loop {block} threads {threads}", patch
+                yield f"loop {block} threads {threads}", {"FEW": 0, "walk": _always(walk)}
+                pieces = case.columns // block
+                if case.op != "layer_norm" and case.columns == block * pieces and pieces <= 9:
+                    walk = make(block, threads, pieces)
+                    yield f"held {block} threads {threads}", {"FEW": 0, "walk": _always(walk)}
 
 
 def _split_candidates(case: Case) -> Iterator[tuple[str, Patch]]:

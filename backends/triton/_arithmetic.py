@@ -6,7 +6,7 @@ import triton.language as tl
 
 from ._launch import device_function
 
-__all__ = ["reciprocal", "rounded"]
+__all__ = ["larger", "narrowed", "reciprocal", "rounded", "widened"]
 
 
 @device_function
@@ -25,26 +25,63 @@ def reciprocal(x: tl.tensor) -> tl.tensor:
 
 
 @device_function
-def rounded(v: tl.tensor, like: tl.tensor) -> tl.tensor:
-    """Round float32 to the dtype that a pointer is of, and give float32 again.
+def narrowed(v: tl.tensor, like: tl.tensor) -> tl.tensor:
+    """Round float32 to the dtype that a pointer is of.
 
-    NVIDIA's GPUs have one instruction for two numbers, and a slow one for one, which is what
-    becomes of a conversion there and back.
+    NVIDIA's GPUs have one instruction for two numbers, and a slow one for one.
     """
     narrow: tl.constexpr = like.dtype.element_ty
     pairs: tl.constexpr = v.numel > 1 and tl.target_info.is_cuda()
     if narrow == tl.bfloat16 and pairs:
         found = tl.inline_asm_elementwise(
-            "{.reg .b32 both; cvt.rn.bf16x2.f32 both, $3, $2;"
-            "shl.b32 $0, both, 16; and.b32 $1, both, 0xffff0000;}",
-            "=r,=r,r,r", [v], tl.float32, is_pure=True, pack=2,
-        )  # fmt: skip
+            "cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,r,r", [v], tl.bfloat16, is_pure=True, pack=2
+        )
     elif narrow == tl.float16 and pairs:
         found = tl.inline_asm_elementwise(
-            "{.reg .b32 both; .reg .f16 low, high; cvt.rn.f16x2.f32 both, $3, $2;"
-            "mov.b32 {low, high}, both; cvt.f32.f16 $0, low; cvt.f32.f16 $1, high;}",
-            "=f,=f,f,f", [v], tl.float32, is_pure=True, pack=2,
+            "cvt.rn.f16x2.f32 $0, $2, $1;", "=r,r,r", [v], tl.float16, is_pure=True, pack=2
+        )
+    else:
+        found = v.to(narrow)
+    return found
+
+
+@device_function
+def larger(size: tl.tensor, v: tl.tensor) -> tl.tensor:
+    """Give the larger one of size and of the magnitude of v, where NaN counts as nothing."""
+    if v.dtype == tl.bfloat16 and v.numel > 1 and tl.target_info.is_cuda():
+        found = tl.inline_asm_elementwise(
+            "{.reg .b32 both; abs.bf16x2 both, $2; max.bf16x2 $0, $1, both;}",
+            "=r,r,r", [size, v], tl.bfloat16, is_pure=True, pack=2,
+        )  # fmt: skip
+    elif v.dtype == tl.float16 and v.numel > 1 and tl.target_info.is_cuda():
+        found = tl.inline_asm_elementwise(
+            "{.reg .b32 both; abs.f16x2 both, $2; max.f16x2 $0, $1, both;}",
+            "=r,r,r", [size, v], tl.float16, is_pure=True, pack=2,
         )  # fmt: skip
     else:
-        found = v.to(narrow).to(tl.float32)
+        found = tl.maximum(size, tl.abs(v)).to(v.dtype)
     return found
+
+
+@device_function
+def widened(v: tl.tensor) -> tl.tensor:
+    """Give float32 of numbers that are narrower, float64 and float32 as they are.
+
+    Of two bfloat16 in a register each takes one instruction, of which a conversion has two.
+    """
+    if v.dtype == tl.bfloat16 and v.numel > 1 and tl.target_info.is_cuda():
+        found = tl.inline_asm_elementwise(
+            "{shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;}",
+            "=r,=r,r", [v], tl.float32, is_pure=True, pack=2,
+        )  # fmt: skip
+    elif v.dtype == tl.float64:
+        found = v
+    else:
+        found = v.to(tl.float32)
+    return found
+
+
+@device_function
+def rounded(v: tl.tensor, like: tl.tensor) -> tl.tensor:
+    """Round float32 to the dtype that a pointer is of, and give float32 again."""
+    return widened(narrowed(v, like))

@@ -11,12 +11,12 @@ from torch import Tensor
 from torch_ops.declarations._quantization import largest
 
 from . import _gates
-from ._arithmetic import rounded
+from ._arithmetic import narrowed, rounded, widened
 from ._gates import activated, gated
 from ._launch import Launch, Variant, kernel, remember
-from ._quantization import _CROWD, BY_ROW, Scales, config, quantize
-from ._quantization_kernels import shared_codes, store_scales
-from ._rows import Rows, as_rows, lane_of, offset, tile_rows
+from ._quantization import _CROWD, BY_ROW, Config, Scales, config, quantize
+from ._quantization_kernels import encode_row, shared_codes, store_scales
+from ._rows import Rows, as_rows, lane_of, offset, pieces_of, tile_rows
 
 __all__ = ["gated_quantize"]
 
@@ -47,6 +47,27 @@ def _gate_codes(
     store_scales(s, scale, given, row, rows, begin, columns, BLOCK, GROUP)
 
 
+@kernel()
+def _held_gate_codes(
+    x: tl.tensor, q: tl.tensor, s: tl.tensor, given: tl.tensor,
+    rows: tl.int64, lanes: tl.int32, pieces: tl.int32,
+    x_step: tl.int64, x_outer: tl.int64, inner: tl.int64,
+    ACTIVATION: tl.constexpr, LARGEST: tl.constexpr, INT8: tl.constexpr, NESTED: tl.constexpr,
+    LANE: tl.constexpr, BLOCK: tl.constexpr, PIECES: tl.constexpr,
+) -> None:  # fmt: skip
+    """Take one row of PIECES times BLOCK columns."""
+    row = tl.program_id(0).to(tl.int64)
+    gate = x + offset(row, x_step, x_outer, inner, LANE, NESTED)
+    gates = pieces_of(gate, BLOCK, PIECES)
+    values = pieces_of(gate + lanes * LANE, BLOCK, PIECES)
+    parts: tl.tuple = ()
+    for piece in tl.static_range(PIECES):
+        v = activated(widened(gates[piece]), ACTIVATION) * widened(values[piece])
+        parts += (narrowed(v, x),)  # what the gate alone would have stored
+    scale = encode_row(parts, q + row * lanes * LANE, None, LARGEST, INT8, BLOCK, PIECES)
+    tl.store(s + row + tl.arange(0, 1), scale)
+
+
 class _Plan(NamedTuple):
     variant: Variant
     rows: int
@@ -64,8 +85,9 @@ def gated_quantize(
     shape = (*x.shape[:-1], x.shape[-1] // 2)
     columns = shape[-1]
     crowded = columns > 0 and x.numel() // (2 * columns) > _CROWD
-    block = _tile(columns, x.element_size(), crowded, scales)[0]
-    if not scales.fuse() or scales.group > block or (scales.by_row and block < columns):
+    tile = _tile(columns, x.element_size(), crowded, scales)
+    short = scales.by_row and tile.block * tile.pieces < columns
+    if not scales.fuse() or scales.group > tile.block or short:
         return quantize(gated(x, activation), dtype, scales)
     q = x.new_empty(shape, dtype=dtype)
     s = scales.empty(q)
@@ -110,15 +132,20 @@ def _plan(
     rows: Rows, columns: int, crowded: bool, activation: int, dtype: torch.dtype, scales: Scales
 ) -> _Plan:
     x = rows.tensors[0]
-    block, taken, threads = _tile(columns, x.element_size(), crowded, scales)
+    tile = _tile(columns, x.element_size(), crowded, scales)
     flags = (activation, largest(dtype), dtype == torch.int8, rows.inner > 0, rows.lane)
-    constants = (*flags, block, taken, scales.group)
-    variant = _gate_codes.variant(constants, threads, x.get_device(), aligned=rows.lane > 1)
-    return _Plan(variant, taken, -(-columns // block))
+    device, aligned = x.get_device(), rows.lane > 1
+    if tile.pieces > 1:
+        holding = (*flags, tile.block, tile.pieces)
+        variant = _held_gate_codes.variant(holding, tile.threads, device, aligned=aligned)
+        return _Plan(variant, 1, 1)
+    constants = (*flags, tile.block, tile.rows, scales.group)
+    variant = _gate_codes.variant(constants, tile.threads, device, aligned=aligned)
+    return _Plan(variant, tile.rows, -(-columns // tile.block))
 
 
-def _tile(columns: int, itemsize: int, crowded: bool, scales: Scales) -> tuple[int, int, int]:
-    """Give columns and rows of a program and its threads: whole rows where these share a scale."""
+def _tile(columns: int, itemsize: int, crowded: bool, scales: Scales) -> Config:
+    """Choose what a program takes: whole rows where these share a scale."""
     if scales.by_row:
         return config(columns, itemsize, crowded)
-    return _gates.config(columns, itemsize)
+    return Config(*_gates.config(columns, itemsize))

@@ -1,17 +1,20 @@
 """Normalizations of rows: RMS and layer norm, with or without a residual that is added first.
 
-`whole` keeps rows in registers, `looped` walks rows that are too long for that, and `stats` with
-`apply` split few long rows over several programs.
+`whole` keeps rows in registers, `held` keeps them there in pieces, `looped` walks rows that are too
+long for that, and `stats` with `apply` split few long rows over several programs.
 """
 
 from __future__ import annotations
 
 import triton.language as tl
 
+from ._arithmetic import narrowed, widened
 from ._launch import device_function, kernel
-from ._rows import offset, tile_rows
+from ._rows import offset, pieces_of, tile_rows
 
-__all__ = ["apply", "inverse_root", "looped", "stats", "whole"]
+__all__ = [
+    "added", "apply", "held", "inverse_of", "inverse_root", "looped", "stats", "whole",
+]  # fmt: skip
 
 
 @device_function
@@ -98,6 +101,60 @@ def whole(
         shift = None if b is None else _piece(b + cols, inside, EVEN, "")
     v = _scaled(v, gain, shift, ONE_PLUS)
     _put(y + (x_at if IN_PLACE else target) + cols, v, mask, EVEN)
+
+
+@device_function
+def added(
+    parts: tl.tuple, r: tl.tensor, s: tl.tensor, BLOCK: tl.constexpr, PIECES: tl.constexpr
+) -> tl.tuple:
+    """Add a residual to a row in pieces; give the rounded sum, and store it."""
+    others = pieces_of(r, BLOCK, PIECES)
+    sums: tl.tuple = ()
+    for piece in tl.static_range(PIECES):
+        v = narrowed(widened(parts[piece]) + widened(others[piece]), s)
+        tl.store(s + piece * BLOCK + tl.arange(0, BLOCK), v)
+        sums += (v,)
+    return sums
+
+
+@device_function
+def inverse_of(
+    parts: tl.tuple, columns: tl.tensor, eps: tl.tensor, wide: tl.constexpr, PIECES: tl.constexpr
+) -> tl.tensor:
+    """Give 1 / sqrt(mean of squares + eps) of a row in pieces, added up as `looped` does."""
+    squares = tl.zeros(parts[0].shape, wide)
+    for piece in tl.static_range(PIECES):
+        v = widened(parts[piece])
+        squares = tl.fma(v, v, squares)
+    return inverse_root(tl.sum(squares) / columns.to(wide) + tl.full([1], eps, wide))
+
+
+@kernel()
+def held(
+    x: tl.tensor, r: tl.tensor, w: tl.tensor, b: tl.tensor, y: tl.tensor, s: tl.tensor,
+    rows: tl.int64, lanes: tl.int32, x_step: tl.int64, x_outer: tl.int64,
+    r_step: tl.int64, r_outer: tl.int64, inner: tl.int64, eps: tl.float64,
+    ONE_PLUS: tl.constexpr, IN_PLACE: tl.constexpr, NESTED: tl.constexpr,
+    LANE: tl.constexpr, BLOCK: tl.constexpr, PIECES: tl.constexpr,
+) -> None:  # fmt: skip
+    """Normalize one row of PIECES times BLOCK elements about zero, read once."""
+    wide: tl.constexpr = tl.float64 if x.dtype.element_ty == tl.float64 else tl.float32
+    columns = lanes * LANE
+    row = tl.program_id(0).to(tl.int64)
+    x_at = offset(row, x_step, x_outer, inner, LANE, NESTED)
+    target = row * lanes * LANE
+    parts = pieces_of(x + x_at, BLOCK, PIECES)
+    if r is not None:
+        r_at = offset(row, r_step, r_outer, inner, LANE, NESTED)
+        parts = added(parts, r + r_at, s + (r_at if IN_PLACE else target), BLOCK, PIECES)
+    inverse = inverse_of(parts, columns, eps, wide, PIECES)
+    y_row = y + (x_at if IN_PLACE else target)
+    for piece in tl.static_range(PIECES):
+        at = piece * BLOCK + tl.arange(0, BLOCK)
+        gain = None if w is None else widened(tl.load(w + at, eviction_policy="evict_last"))
+        shift = None if b is None else tl.load(b + at, eviction_policy="evict_last")
+        v = _scaled(widened(parts[piece]) * inverse, gain, shift, ONE_PLUS)
+        tl.store(y_row + at, narrowed(v, y))
 
 
 @kernel()

@@ -13,7 +13,7 @@ from . import _norm_quantization_kernels as kernels
 from . import _norms
 from ._launch import Launch, Variant, remember
 from ._quantization import BY_ROW, Scales, quantize
-from ._rows import Rows, as_rows, as_vector, lane_of, power_of_two
+from ._rows import Rows, as_rows, as_vector, held_pieces, lane_of, power_of_two
 
 __all__ = ["add_normalize_quantize", "normalize_quantize"]
 
@@ -61,9 +61,8 @@ def _splits(x: Tensor, scales: Scales) -> bool:
     if not columns or not scales.fuse():
         return not scales.fuse()
     rows = x.numel() // columns
-    if not _norms.reads_twice(columns, x.element_size(), rows > _CROWD, center=False):
-        return False
-    return rows <= _norms.FEW or scales.group > _norms.loop(columns, x.element_size()).block
+    pieces = _norms.walk(columns, x.element_size(), rows > _CROWD, center=False)
+    return pieces is not None and (rows <= _norms.FEW or scales.group > pieces.block)
 
 
 # x, residual, weight, codes, scales; the sum, with a residual; the scale that is given.
@@ -127,13 +126,15 @@ def _plan(rows: Rows, crowded: bool, dtype: torch.dtype, group: int) -> _Plan:
     x, columns = rows.tensors[0], rows.lanes * rows.lane
     itemsize, device, aligned = x.element_size(), x.get_device(), rows.lane > 1
     flags = (largest(dtype), dtype == torch.int8, rows.inner > 0, rows.lane)
-    if _norms.reads_twice(columns, itemsize, crowded, center=False):
-        walk = _norms.loop(columns, itemsize)
-        looping = (*flags, walk.block, columns % walk.block == 0, group)
-        return _Plan(kernels.looped.variant(looping, walk.threads, device, aligned=aligned), 1)
+    walk = _norms.walk(columns, itemsize, crowded, center=False)
+    if walk is not None:
+        held = held_pieces(columns, walk.block, itemsize)
+        function = kernels.held if held else kernels.looped
+        constants = (*flags, walk.block, held or columns % walk.block == 0, group)
+        return _Plan(function.variant(constants, walk.threads, device, aligned=aligned), 1)
     block = power_of_two(columns)
     chosen = _norms.config(block, columns, itemsize, crowded, center=False)
     late = crowded or chosen.late
-    constants = (*flags, block, chosen.rows, group, late, chosen.rows == 1 and block == columns)
-    variant = kernels.whole.variant(constants, chosen.threads, device, aligned=aligned)
+    tile = (*flags, block, chosen.rows, group, late, chosen.rows == 1 and block == columns)
+    variant = kernels.whole.variant(tile, chosen.threads, device, aligned=aligned)
     return _Plan(variant, chosen.rows)

@@ -1,19 +1,20 @@
 """Normalizes rows, with or without a residual that is added first, and quantizes them at once.
 
-Sums are those of the norm alone, in its order, for `whole` rows and for those that are `looped`.
+Sums are those of the norm alone, in its order, for `whole` rows and for those in pieces, which are
+`held` in registers or `looped`.
 """
 
 from __future__ import annotations
 
 import triton.language as tl
 
-from ._arithmetic import rounded
+from ._arithmetic import narrowed, rounded, widened
 from ._launch import device_function, kernel
-from ._norm_kernels import _add, _piece, _put
-from ._quantization_kernels import codes, scale_of, shared_codes, store_scales
-from ._rows import offset, tile_rows
+from ._norm_kernels import _add, _piece, _put, added, inverse_of
+from ._quantization_kernels import codes, encode_row, scale_of, shared_codes, store_scales
+from ._rows import offset, pieces_of, tile_rows
 
-__all__ = ["looped", "whole"]
+__all__ = ["held", "looped", "whole"]
 
 
 @kernel(unaligned=("given",))
@@ -50,6 +51,40 @@ def whole(
     v, scale = shared_codes(v, given, LARGEST, INT8, ROWS, BLOCK, GROUP)
     _put(q + target + cols, v, mask, EVEN)
     store_scales(s, scale, given, row, rows, 0, columns, BLOCK, GROUP)
+
+
+@kernel(unaligned=("given",))
+def held(
+    x: tl.tensor, r: tl.tensor, w: tl.tensor, q: tl.tensor, s: tl.tensor, total: tl.tensor,
+    given: tl.tensor, rows: tl.int64, lanes: tl.int32, x_step: tl.int64, x_outer: tl.int64,
+    r_step: tl.int64, r_outer: tl.int64, inner: tl.int64, eps: tl.float64,
+    LARGEST: tl.constexpr, INT8: tl.constexpr, NESTED: tl.constexpr,
+    LANE: tl.constexpr, BLOCK: tl.constexpr, PIECES: tl.constexpr, GROUP: tl.constexpr,
+) -> None:  # fmt: skip
+    """Take one row of PIECES times BLOCK elements, read once."""
+    columns = lanes * LANE
+    row = tl.program_id(0).to(tl.int64)
+    place = tl.arange(0, BLOCK)
+    target = row * lanes * LANE
+    parts = pieces_of(x + offset(row, x_step, x_outer, inner, LANE, NESTED), BLOCK, PIECES)
+    if r is not None:
+        r_row = r + offset(row, r_step, r_outer, inner, LANE, NESTED)
+        parts = added(parts, r_row, total + target, BLOCK, PIECES)
+    inverse = inverse_of(parts, columns, eps, tl.float32, PIECES)
+    normal: tl.tuple = ()
+    for piece in tl.static_range(PIECES):
+        gain = widened(tl.load(w + piece * BLOCK + place, eviction_policy="evict_last"))
+        v = widened(parts[piece]) * inverse * gain.to(tl.float32)
+        normal += (narrowed(v, x),)  # what the norm alone would have stored
+    if GROUP:
+        for piece in tl.static_range(PIECES):
+            v = widened(normal[piece])
+            v, scale = shared_codes(v, None, LARGEST, INT8, 1, BLOCK, GROUP)
+            _put(q + target + piece * BLOCK + place[None, :], v, None, True)
+            store_scales(s, scale, None, row, rows, piece * BLOCK, columns, BLOCK, GROUP)
+    else:
+        scale = encode_row(normal, q + target, given, LARGEST, INT8, BLOCK, PIECES)
+        store_scales(s, scale, given, row, rows, 0, columns, BLOCK, 0)
 
 
 @device_function

@@ -13,7 +13,7 @@ from torch_ops.declarations._shared import accumulation_dtype
 
 from . import _norm_kernels as kernels
 from ._launch import INTERPRETED, INTERPRETED_TILE, Variant, remember
-from ._rows import Rows, as_rows, as_vector, lane_of, power_of_two
+from ._rows import Rows, as_rows, as_vector, even_piece, held_pieces, lane_of, power_of_two
 
 __all__ = [
     "FEW",
@@ -48,16 +48,18 @@ class Config(NamedTuple):
     late: bool = False
 
 
-class Loop(NamedTuple):
-    """How a kernel walks a row in pieces.
+class Walk(NamedTuple):
+    """How a kernel takes a row in pieces.
 
     Attributes:
         block: Elements of a piece.
         threads: Threads of one program.
+        held: How many pieces registers hold, 0 where the row is read twice.
     """
 
     block: int
     threads: int
+    held: int = 0
 
 
 class Style(NamedTuple):
@@ -101,29 +103,28 @@ def config(block: int, columns: int, itemsize: int, crowded: bool, center: bool)
     return Config(rows, min(max(size // each, 64), 1024), late)
 
 
-def reads_twice(columns: int, itemsize: int, crowded: bool, center: bool) -> bool:
-    """Whether rows are read twice: they don't fit into registers, or had better stay out of them.
+def walk(columns: int, itemsize: int, crowded: bool, center: bool) -> Walk | None:
+    """Choose for rows in pieces, which all others aren't: a tile has them whole.
 
-    Measured on an H200 in bfloat16: 129 against 134 us for rms_norm of 16384x8192, since a program
-    that holds no row leaves registers for more of them; 21.6 against 20.7 for 4096x4096.
+    Of many rows those that a power of two would pad are held in pieces. Some are read twice: they
+    don't fit into registers, or had better stay out of them. Measured on an H200 for rms_norm of
+    16384x8192 in bfloat16: 129 us with 16 bytes a thread in pieces of 8 KB, where a program that
+    holds no row leaves registers for more of them, 146 with 32 bytes in pieces of 16 KB, and 134
+    and more with smaller pieces or with whole rows; of 4096x4096 21.6 against 20.7 with whole rows.
     """
     size = columns * itemsize
-    if size > _LONGEST or center or INTERPRETED:
-        return size > _LONGEST
-    return crowded and columns == power_of_two(columns) and size >= 16384
-
-
-def loop(columns: int, itemsize: int) -> Loop:
-    """Choose for rows that are read twice.
-
-    Measured on an H200 for rms_norm of 16384x8192 in bfloat16: 129 us with 16 bytes a thread in
-    pieces of 8 KB, 146 with 32 bytes in pieces of 16 KB, 134 and more with smaller pieces.
-    """
     if INTERPRETED:
-        return Loop(INTERPRETED_TILE, 32)
-    if columns * itemsize > _LONGEST:
-        return Loop(_PIECE_BYTES // itemsize, 1024)
-    return Loop(_SHORT_PIECE_BYTES // itemsize, _SHORT_PIECE_BYTES // 16)
+        held = 0 if center else held_pieces(columns, INTERPRETED_TILE, itemsize)
+        return Walk(INTERPRETED_TILE, 32, held) if size > _LONGEST else None
+    padded = columns != power_of_two(columns)
+    block = even_piece(columns, itemsize) if crowded and padded and not center else 0
+    if block:
+        return Walk(block, block * itemsize // 16, columns // block)
+    if size > _LONGEST:
+        return Walk(_PIECE_BYTES // itemsize, 1024)
+    if crowded and not padded and not center and size >= 16384:
+        return Walk(_SHORT_PIECE_BYTES // itemsize, _SHORT_PIECE_BYTES // 16)
+    return None
 
 
 # x, residual, weight, bias; the output and, with a residual, the sum.
@@ -264,7 +265,8 @@ def _choose(rows: Rows, style: Style) -> Callable[[Rows], _Launch]:
     columns = rows.lanes * rows.lane
     flags = (*style, rows.inner > 0, rows.lane)
     crowded = rows.total > _CROWD
-    if not reads_twice(columns, itemsize, crowded, style.center):
+    pieces = walk(columns, itemsize, crowded, style.center)
+    if pieces is None:
         block = power_of_two(columns)
         chosen = config(block, columns, itemsize, crowded, style.center)
         constants = (*flags, block, chosen.rows, chosen.late, chosen.rows == 1 and block == columns)
@@ -272,9 +274,12 @@ def _choose(rows: Rows, style: Style) -> Callable[[Rows], _Launch]:
         return functools.partial(_whole_rows, variant, chosen.rows)
     if rows.total <= FEW:
         return _pieces_of_rows(rows, style)
-    walk = loop(columns, itemsize)
-    looping = (*flags, walk.block, columns % walk.block == 0)
-    variant = kernels.looped.variant(looping, walk.threads, device, aligned=aligned)
+    if pieces.held:
+        holding = (*flags[1:], pieces.block, pieces.held)
+        variant = kernels.held.variant(holding, pieces.threads, device, aligned=aligned)
+        return functools.partial(_whole_rows, variant, 1)
+    looping = (*flags, pieces.block, columns % pieces.block == 0)
+    variant = kernels.looped.variant(looping, pieces.threads, device, aligned=aligned)
     return functools.partial(_whole_rows, variant, 1)
 
 

@@ -11,12 +11,13 @@ from torch_ops.declarations._quantization import AMAX_FLOOR, largest
 
 from . import _quantization_kernels as kernels
 from ._launch import INTERPRETED, INTERPRETED_TILE, Launch, Variant, remember
-from ._rows import Rows, as_rows, lane_of, power_of_two
+from ._rows import Rows, as_rows, even_piece, held_pieces, lane_of, power_of_two
 
 __all__ = ["BY_ROW", "Scales", "quantize", "quantize_groups", "quantize_rows", "quantize_tensor"]
 
 _CROWD = 512
 _LONGEST = 32768  # bytes of a row that may stay in registers
+_SHORT = 16384  # bytes of a row that one tile holds where there are many
 _PIECE = 8192  # elements
 _PIECES = 512  # each program that encodes reads the sizes of all
 _ALONE = 16384  # elements of a tensor that one program quantizes
@@ -65,26 +66,33 @@ class Config(NamedTuple):
     """How a kernel takes rows.
 
     Attributes:
-        block: Elements of a tile's row, or of a piece of a row that doesn't fit.
+        block: Elements of a tile's row, or of a piece of one row.
         rows: Rows of a tile.
         threads: Threads of one program.
+        pieces: Pieces of a row, all of which registers hold; 1 where tiles do, or nothing does.
     """
 
     block: int
     rows: int
     threads: int
+    pieces: int = 1
 
 
 def config(columns: int, itemsize: int, crowded: bool) -> Config:
     """Choose by the length of a row, and by whether there are more rows than `_CROWD`.
 
-    A thread's 16 bytes arrive soonest; where there are many rows 32 keep the memory busy.
+    A thread's 16 bytes arrive soonest; where there are many rows 32 keep the memory busy. Of many
+    rows, those that are long or that a power of two would pad are held in pieces.
     """
     block = power_of_two(columns)
     size = block * itemsize
     if INTERPRETED:
         block = min(block, INTERPRETED_TILE)
-        return Config(block, INTERPRETED_TILE // block, 32)
+        pieces = held_pieces(columns, block, itemsize) or 1
+        return Config(block, INTERPRETED_TILE // block, 32, pieces)
+    piece = even_piece(columns, itemsize) if crowded else 0
+    if piece and (columns < block or size > _SHORT):
+        return Config(piece, 1, piece * itemsize // 16, columns // piece)
     if columns * itemsize > _LONGEST:
         return Config(_PIECE, 1, 1024)
     rows = max(1, (4096 if crowded else 512) // size)
@@ -150,10 +158,12 @@ def _find(x: Tensor, q: Tensor, s: Tensor) -> Launch | None:
 def _plan(rows: Rows, columns: int, crowded: bool, dtype: torch.dtype) -> _Plan:
     x = rows.tensors[0]
     chosen = config(columns, x.element_size(), crowded)
-    function = kernels.whole if chosen.block >= columns else kernels.looped
+    flags = (largest(dtype), dtype == torch.int8, rows.inner > 0, rows.lane, chosen.block)
     taken = chosen.rows if chosen.block >= columns else 1
-    flags = (largest(dtype), dtype == torch.int8, rows.inner > 0, rows.lane)
-    constants = (*flags, chosen.block, taken)
+    function = kernels.whole if chosen.block >= columns else kernels.looped
+    constants = (*flags, taken)
+    if chosen.pieces > 1:
+        function, constants = kernels.held, (*flags, chosen.pieces)
     variant = function.variant(constants, chosen.threads, x.get_device(), aligned=rows.lane > 1)
     return _Plan(variant, taken)
 

@@ -1,18 +1,21 @@
 """Quantizations: of rows with a scale each, and of a tensor with one scale.
 
-`whole` keeps rows in registers, `looped` walks rows that are too long for that. A tensor takes
-`sizes`, which leaves the largest magnitudes of some pieces, and `encoded`, which reads all of them.
+`whole` keeps rows in registers, `held` keeps them there in pieces, `looped` walks rows that are too
+long for that. A tensor takes `sizes`, which leaves the largest magnitudes of some pieces, and
+`encoded`, which reads all of them.
 """
 
 from __future__ import annotations
 
 import triton.language as tl
 
+from ._arithmetic import larger, widened
 from ._launch import device_function, kernel
-from ._rows import offset, tile_rows
+from ._rows import offset, pieces_of, tile_rows
 
 __all__ = [
-    "codes", "encoded", "looped", "scale_of", "shared_codes", "sizes", "store_scales", "whole",
+    "codes", "encode_row", "encoded", "held", "looped", "scale_of", "shared_codes", "sizes",
+    "store_scales", "whole",
 ]  # fmt: skip
 
 
@@ -69,6 +72,40 @@ def store_scales(
         tl.store(s + row * groups + group, scale, (row + one < rows) & (group < groups))
     else:
         tl.store(s + row + one, scale, row + one < rows)
+
+
+@device_function
+def encode_row(
+    parts: tl.tuple, q: tl.tensor, given: tl.tensor,
+    LARGEST: tl.constexpr, INT8: tl.constexpr, BLOCK: tl.constexpr, PIECES: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """Store the codes of a row in pieces, and give their scale, which may be given."""
+    if given is not None:
+        scale = tl.load(given + tl.arange(0, 1))
+    else:
+        size = tl.zeros(parts[0].shape, parts[0].dtype)
+        for piece in tl.static_range(PIECES):
+            size = larger(size, parts[piece])
+        scale = scale_of(tl.max(size.to(tl.float32), 0, keep_dims=True), LARGEST)
+    inverse = tl.div_rn(1.0, scale)
+    for piece in tl.static_range(PIECES):
+        v = codes(widened(parts[piece]), inverse, LARGEST, INT8)
+        tl.store(q + piece * BLOCK + tl.arange(0, BLOCK), v.to(q.dtype.element_ty))
+    return scale
+
+
+@kernel()
+def held(
+    x: tl.tensor, q: tl.tensor, s: tl.tensor,
+    rows: tl.int64, lanes: tl.int32, x_step: tl.int64, x_outer: tl.int64, inner: tl.int64,
+    LARGEST: tl.constexpr, INT8: tl.constexpr, NESTED: tl.constexpr,
+    LANE: tl.constexpr, BLOCK: tl.constexpr, PIECES: tl.constexpr,
+) -> None:  # fmt: skip
+    """Quantize one row of PIECES times BLOCK elements, read once."""
+    row = tl.program_id(0).to(tl.int64)
+    parts = pieces_of(x + offset(row, x_step, x_outer, inner, LANE, NESTED), BLOCK, PIECES)
+    scale = encode_row(parts, q + row * lanes * LANE, None, LARGEST, INT8, BLOCK, PIECES)
+    tl.store(s + row + tl.arange(0, 1), scale)
 
 
 @kernel()

@@ -10,9 +10,15 @@ from torch import Tensor
 
 from ._launch import device_function
 
-__all__ = ["Rows", "as_rows", "as_vector", "lane_of", "offset", "power_of_two", "tile_rows"]
+__all__ = [
+    "Rows", "as_rows", "as_vector", "even_piece", "held_pieces", "lane_of", "offset", "pieces_of",
+    "power_of_two", "tile_rows",
+]  # fmt: skip
 
 _BYTES = 16
+_HELD_BYTES = 65536
+_PIECE_BYTES = 1024, 8192
+_PIECES = 9
 
 
 class Rows(NamedTuple):
@@ -61,6 +67,28 @@ def tile_rows(tile: tl.tensor, ROWS: tl.constexpr) -> tl.tensor:
     """Give the rows of a tile: one as a scalar, so that elements need no addresses of 64 bits."""
     first = tile.to(tl.int64) * ROWS
     return first if ROWS == 1 else first + tl.arange(0, ROWS)[:, None]
+
+
+@device_function
+def pieces_of(at: tl.tensor, BLOCK: tl.constexpr, PIECES: tl.constexpr) -> tl.tuple:
+    """Load a row in pieces, all of which are under way together."""
+    parts: tl.tuple = ()
+    for piece in tl.static_range(PIECES):
+        parts += (tl.load(at + piece * BLOCK + tl.arange(0, BLOCK)),)
+    return parts
+
+
+def even_piece(columns: int, itemsize: int) -> int:
+    """Give elements of a piece, a power of two, of which few make a row; 0 where it takes many."""
+    least, most = (size // itemsize for size in _PIECE_BYTES)
+    block = min(columns & -columns, most)
+    return block if block >= least and held_pieces(columns, block, itemsize) else 0
+
+
+def held_pieces(columns: int, block: int, itemsize: int) -> int:
+    """Give how many pieces make a row, none of them padded; 0 where registers can't hold them."""
+    pieces = columns // block if columns % block == 0 else 0
+    return pieces if pieces <= _PIECES and columns * itemsize <= _HELD_BYTES else 0
 
 
 def power_of_two(number: int) -> int:

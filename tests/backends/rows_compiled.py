@@ -37,6 +37,7 @@ SHARED = {
 KERNELS = frozenset(
     {
         "whole",
+        "held",
         "looped",
         "stats",
         "apply",
@@ -46,6 +47,7 @@ KERNELS = frozenset(
         "sizes",
         "encoded",
         "_gate_codes",
+        "_held_gate_codes",
         "_gate_gradient",
         "whole_gradient",
         "gradient_sums",
@@ -123,6 +125,8 @@ def _norms(kind: torch.dtype) -> None:
     kernel("layer_norm")(x, w, w)
     kernel("fused_add_rms_norm")(x, x.clone(), w)
     kernel("layer_norm_backward")(x, x, w, w)
+    padded = torch.zeros(1, 2560, dtype=kind).expand(600, 2560)
+    kernel("fused_add_rms_norm")(padded, padded, padded[0])
     long, gain = torch.zeros(40, 20480, dtype=kind), torch.zeros(20480, dtype=torch.float32)
     kernel("layer_norm")(long, gain, gain)
     kernel("fused_add_rms_norm")(long[:2], long[2:4], gain)
@@ -137,7 +141,10 @@ def _quantized(kind: torch.dtype, codes: torch.dtype) -> None:
     quantize.quantize_tensor(many[:, :33], torch.ones(()), codes)
     quantize.quantize_rows(torch.zeros(3, 20480, dtype=kind), codes)
     quantize.quantize_rows(many[:, :33], torch.int8)
+    padded = torch.zeros(1, 5120, dtype=kind).expand(600, 5120)
+    quantize.quantize_rows(padded[:, :2560], codes)
     fused = importlib.import_module(f"{BACKEND}._norm_quantization")
+    fused.normalize_quantize(padded[:, :2560], padded[0, :2560], 1e-6, codes)
     fused.add_normalize_quantize(many, many, many[0], 1e-6, codes)
     given = quantize.Scales(given=torch.ones(()))
     fused.normalize_quantize(many[:, :33], many[0, :33], 1e-6, codes, given)
@@ -147,6 +154,7 @@ def _quantized(kind: torch.dtype, codes: torch.dtype) -> None:
     gates = importlib.import_module(f"{BACKEND}._gate_quantization")
     gates.gated_quantize(many[:, :66], 0, codes, given)
     gates.gated_quantize(many, 0, codes)
+    gates.gated_quantize(padded, 0, codes)
     fused.normalize_quantize(many[:1, :1], many[0, :1], 1e-6, codes)  # of one number
     gates.gated_quantize(many[:1, :2], 0, codes)
     if kind == torch.bfloat16:
@@ -154,6 +162,11 @@ def _quantized(kind: torch.dtype, codes: torch.dtype) -> None:
         fused.add_normalize_quantize(many, many, many[0], 1e-6, codes, groups)
         fused.normalize_quantize(gain.expand(9, 20480), gain, 1e-6, codes, groups)
         gates.gated_quantize(many, 0, codes, groups)
+        wide = torch.zeros(1, 16384, dtype=kind).expand(600, 16384)
+        fused.add_normalize_quantize(wide, wide, wide[0], 1e-6, codes)
+        fused.add_normalize_quantize(wide, wide, wide[0].float(), 1e-6, codes, groups)
+        fused.normalize_quantize(wide, wide[0], 1e-6, codes, given)
+        gates.gated_quantize(wide.repeat(1, 2), 0, codes)
 
 
 def _heads(kind: torch.dtype) -> None:
@@ -232,7 +245,7 @@ def run(check: str) -> None:
     target, dtype = check.split()
     binary = "cubin" if TARGETS[target][0] == "cuda" else "hsaco"
     found = launches(dtype, codes_of(target), target in LAYOUTS)
-    float8 = {"sizes", "encoded", "_gate_codes"}
+    float8 = {"sizes", "encoded", "_gate_codes", "_held_gate_codes"}
     wanted = KERNELS - float8 if dtype == "float64" else KERNELS
     missing = wanted - {launch.name for launch in found}
     if missing:

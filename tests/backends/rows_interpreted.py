@@ -30,10 +30,12 @@ DTYPES = ("float32", "float16")
 PARTS = ("layouts", "zero", "classes", "tiles")
 LAYERS = ("contract", "bound", "layout", "rerun", "batch_invariance")
 BACKEND = "torch_ops.backends.triton"
-# Rows of 200 elements in pieces of 32, a piece for each program or one program for all.
+# Rows of 200 elements in pieces of 32, a piece for each program or one program for all; rows of 96
+# in three pieces that are held.
 LONG = {
     "split": {"_LONGEST": 64, "_PIECE": 32, "FEW": 1 << 40},
     "looped": {"_LONGEST": 64, "FEW": 0, "INTERPRETED_TILE": 32},
+    "held": {"_LONGEST": 64, "FEW": 0, "INTERPRETED_TILE": 32},
 }
 # Gradients of two rows and more by each of two programs; of rows of 200 in pieces of 32.
 SHARED: dict[str, dict[str, Any]] = {
@@ -52,11 +54,12 @@ def checks(*, every: bool = False) -> list[str]:
         if every or part == "layouts" or (i + j) % len(DTYPES) == k
     ]
     names += [f"{op} {dtype} {way}" for op in NORMS[2:] for dtype in DTYPES for way in LONG]
-    names.append("quantize_int8_per_token float16 looped")
+    names += [f"quantize_int8_per_token float16 {way}" for way in ("looped", "held")]
     for op in GRADIENTS:
         names += [f"{op} float16 layouts", f"{op} float32 zero", f"{op} float64 classes"]
     names.remove("layer_norm_backward float16 layouts")  # read as those of the other one
     names += [f"{op} float16 {way}" for op in NORM_GRADIENTS for way in SHARED]
+    names.append("fused_add_rms_norm_ float16 strided")
     names += [f"{what} {dtype} composed" for what in ("norms", "gates") for dtype in DTYPES]
     return names + [f"{op} float64 {part}" for op in OPS[:-1] for part in ("zero", "classes")]
 
@@ -71,6 +74,11 @@ def run(check: str) -> None:
     op, dtype, part = check.split()
     if part == "composed":
         _composed(op, dtype)
+        return
+    if part == "strided":
+        for way, columns in (("tiles", 96), ("looped", 200), ("held", 96)):
+            with patched(op, way):
+                _strided(columns)
         return
     proof, tally = proof_of(op), Tally()
     subject = registered(op, "triton")
@@ -91,7 +99,7 @@ def _composed(what: str, dtype: str) -> None:
 
     both = norms_at_once if what == "norms" else gates_at_once
     kind, given = getattr(torch, dtype), torch.rand(2)[1:] + 0.01
-    by_row = ((5, 96), (2, 3, 200), (1, 1), (3, 0), (0, 8), (2, 20480), (9, 16500))
+    by_row = ((5, 96), (2, 3, 200), (1, 1), (3, 0), (0, 8), (2, 20480), (9, 16500), (9, 16384))
     calls: list[Any] = [(shape, (0, None)) for shape in by_row]
     if dtype == "float16":  # which is rounded in between
         calls += [((5, 96), (32, None)), ((2, 40), (8, None)), ((3, 0), (16, None))]
@@ -102,8 +110,24 @@ def _composed(what: str, dtype: str) -> None:
         _compose(both, shape, kind, scales)
     if dtype == "float16" and what == "norms":
         with patched("rms_norm", "looped"):
-            for shape, scales in (((2, 96), (16, None)), ((2, 72), (0, given))):
-                _compose(both, shape, kind, scales)
+            for columns in (96, 80, 320):  # held, with a rest, and in too many pieces for that
+                for scales in ((0, None), (0, given), (16, None)):
+                    _compose(both, (2, columns), kind, scales)
+
+
+def _strided(columns: int) -> None:
+    """Rows apart are written where they are, and nothing between them."""
+    import torch
+
+    norms = importlib.import_module(f"{BACKEND}._norms")
+    wide = [torch.randn(3, count * columns).half() for count in (2, 3)]
+    (x, r), w = [rows[:, :columns] for rows in wide], torch.randn(columns)
+    kept = [rows[:, columns:].clone() for rows in wide]
+    wanted = norms.add_normalize(x.contiguous(), r.contiguous(), w, 1e-6)
+    norms.add_normalize_in_place(x, r, w, 1e-6)
+    found = (x, r, *[rows[:, columns:] for rows in wide])
+    if not all(map(torch.equal, found, (*wanted, *kept))):
+        raise AssertionError(f"{columns} columns: {found} instead of {wanted}")
 
 
 def _compose(both: Any, shape: tuple[int, ...], kind: Any, scales: Any) -> None:
@@ -165,8 +189,9 @@ def specs(op: str, dtype: str, part: str) -> list[Any]:
         return list(first.values())
     if part == "tiles":
         return sorted(first.values(), key=lambda s: math.prod(n for _, n in s.dims))[1:6]
-    dims = {"tokens": 3, "hidden": 200}
-    nested = {"batch": 2, "tokens": 2, "hidden": 200}
+    hidden = 96 if part == "held" else 200
+    dims = {"tokens": 3, "hidden": hidden}
+    nested = {"batch": 2, "tokens": 2, "hidden": hidden}
     return [
         spec.replace(dims=tuple((nested if layout == "qkv_split" else dims).items()))
         for layout, spec in first.items()

@@ -277,7 +277,8 @@ def test_offsets_beyond_32_bits(
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize(
     "shape",
-    [(4, 4096), (600, 4096), (600, 8192), (600, 5000), (600, 16384), (2, 20480), (9, 20480)],
+    [(600, n) for n in (4096, 5000, 5120, 8192, 16384, 18432, 32768)]
+    + [(4, 4096), (2, 20480), (9, 20480)],
 )
 def test_rows_quantized_at_once_are_those_of_two_kernels(
     device: torch.device, shape: tuple[int, int], kind: torch.dtype
