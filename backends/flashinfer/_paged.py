@@ -43,24 +43,33 @@ class Plan:
             paged_kv_last_page_len_buf=torch.zeros_like(tables.kv_last_page_len),
             backend="fa2",
         )
+        self._decoded: Tensor | None = None  # where queries begin, in a step that decodes
         if tables.decodes:  # a row for each sequence; FlashInfer else takes those planned first
-            self._wrapper._max_total_num_rows = tables.kv_last_page_len.shape[0]
+            rows = tables.kv_last_page_len.shape[0]
+            self._wrapper._max_total_num_rows = rows
+            self._decoded = torch.arange(rows + 1, dtype=torch.int32, device="cpu")
         self._copied: torch.cuda.Event | None = None
 
     def update(self, metadata: AttentionMetadata) -> None:
         """Plan the metadata's numbers.
 
+        A step that decodes has a query for each sequence, of padding, too: one of no keys gets
+        zeros. Else FlashInfer would leave rows behind the last sequence as they are.
+
         Raises:
-            BackendUnavailableError: queries have no key, or causal ones fewer than there are.
+            BackendUnavailableError: queries of a prompt have no key, or causal ones fewer than
+                there are.
         """
-        spec, host = self._spec, metadata.host
-        for queries, keys in zip(metadata.query_lens, metadata.kv_lens, strict=True):
-            if queries > (keys if spec.is_causal or not keys else queries):
-                _refuse(f"{queries} queries of {keys} keys (supported: at most as many)")
+        spec, host, starts = self._spec, metadata.host, self._decoded
+        if starts is None:
+            starts = host.qo_indptr
+            for queries, keys in zip(metadata.query_lens, metadata.kv_lens, strict=True):
+                if queries > (keys if spec.is_causal or not keys else queries):
+                    _refuse(f"{queries} queries of {keys} keys (supported: at most as many)")
         if self._copied is not None:  # FlashInfer writes to where the last plan is copied from
             self._copied.synchronize()
         self._wrapper.plan(
-            host.qo_indptr,
+            starts,
             host.kv_indptr,
             metadata.tables.kv_indices[: int(host.kv_indptr[-1])],  # type: ignore[index]
             host.kv_last_page_len,
@@ -91,7 +100,9 @@ class Plan:
                 _refuse(reason)
         if q.stride()[1:] != (q.shape[2], 1) or q.data_ptr() & 15:
             q = q.clone(memory_format=torch.contiguous_format)
-        out = torch.zeros_like(q)  # FlashInfer writes no rows behind the last sequence
+        out = torch.empty_like(q)
+        if self._decoded is None:
+            out.zero_()  # FlashInfer writes no rows behind the last sequence
         self._wrapper.run(q, (k, v), out=out)
         return out
 

@@ -373,6 +373,9 @@ class Wrapper:
             if start == end:
                 continue
             rows = slice(start, end)
+            if isinstance(self, PagedWrapper) and end == start + 1 and not len(k):
+                out[rows], lse[rows] = 0, -torch.inf  # as FA2 does on an H200
+                continue
             self.model._operands(q[rows], k, v, causal)
             result = math64.attended(q[rows], k, v, causal, self.options["sm_scale"], window)
             out[rows], lse[rows] = result[0].to(q.dtype), result[1].float()

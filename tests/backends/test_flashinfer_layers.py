@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 import pytest
 import torch
 from torch import Tensor
@@ -38,6 +41,16 @@ def tensors(rows: int = 3) -> tuple[Tensor, Tensor, Tensor]:
     return q, k, v
 
 
+@contextlib.contextmanager
+def filled() -> Iterator[None]:
+    """Memory that isn't written is NaN."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 def reference(q: Tensor, k: Tensor, v: Tensor, metadata: AttentionMetadata) -> Tensor:
     tables = metadata.tables
     table = tables.kv_indptr, tables.kv_indices, tables.kv_last_page_len
@@ -56,9 +69,10 @@ def test_steps_are_planned_where_the_first_one_was(flashinfer: Model) -> None:
     q, k, v = tensors()
     for kv_lens, pages in STEPS:
         metadata.plan([1] * len(kv_lens), kv_lens, pages)
-        out = first.run_paged(q, k, v, metadata.tables, plan)
+        with filled():
+            out = first.run_paged(q, k, v, metadata.tables, plan)
         torch.testing.assert_close(out, reference(q, k, v, metadata), rtol=1e-2, atol=1e-3)
-        assert not out[len(kv_lens) :].any()
+        assert torch.equal(out[len(kv_lens) :], torch.zeros_like(q[len(kv_lens) :]))
     assert {n: t.data_ptr() for n, t in plan._wrapper._buffers.items()} == buffers
     assert [call[0] for call in flashinfer.called] == ["plan", "plan", "run", "plan", "run"]
 
@@ -69,12 +83,26 @@ def test_prefill_has_rows_of_several_lengths(flashinfer: Model) -> None:
         [2, 0, 5], [3, 6, 9], STEPS[0][1], page_size=4, num_pages=9, device="cpu"
     )
     q, k, v = tensors(8)  # one row is padding
-    out = layer.run_paged(q, k, v, metadata.tables, metadata.planned(layer))
+    with filled():
+        out = layer.run_paged(q, k, v, metadata.tables, metadata.planned(layer))
     torch.testing.assert_close(out, reference(q, k, v, metadata), rtol=1e-2, atol=1e-3)
-    assert not out[7].any()
+    assert torch.equal(out[7], torch.zeros_like(q[7]))
 
 
-@pytest.mark.parametrize(("causal", "queries", "keys"), [(True, 5, 3), (True, 1, 0), (False, 1, 0)])
+def test_a_step_that_decodes_may_have_sequences_of_nothing(flashinfer: Model) -> None:
+    layer, pages = prepared(), STEPS[0][1]
+    metadata = AttentionMetadata.paged(
+        [1, 0, 1], [3, 0, 9], [pages[0], [], pages[2]], page_size=4, num_pages=9, device="cpu"
+    )
+    q, k, v = tensors()
+    with filled():
+        out = layer.run_paged(q, k, v, metadata.tables, metadata.planned(layer))
+    wanted = catalogue()["paged_decode"].reference(q, k, v, *metadata.tables[1:4], SPEC.scale)
+    torch.testing.assert_close(out, wanted, rtol=1e-2, atol=1e-3)
+    assert torch.equal(out[1], torch.zeros_like(q[1]))
+
+
+@pytest.mark.parametrize(("causal", "queries", "keys"), [(True, 5, 3), (True, 2, 0), (False, 2, 0)])
 def test_queries_without_a_key_are_refused(
     causal: bool, queries: int, keys: int, flashinfer: Model
 ) -> None:
