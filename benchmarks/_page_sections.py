@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 from benchmarks import _generation_table
 from benchmarks._bars import Groups
 
-__all__ = ["SECTIONS", "Bars", "Kind", "Table"]
+__all__ = ["SECTIONS", "Bars", "Kind", "Table", "grid", "number"]
 
-_Data = Mapping[str, Any]
-LARGE = 1 << 26  # bytes; of smaller calls a launch takes more than the memory
+_Data, LARGE = Mapping[str, Any], 1 << 26  # bytes; of smaller calls a launch takes more than memory
 _TILES = re.compile(r"^[a-z]*-?\d+(-\d+)+$")  # names of tile sizes, which nobody chooses
 
 
@@ -58,13 +57,14 @@ class Kind(NamedTuple):
     bars: Callable[[_Data], Bars | None] = lambda _: None
 
 
-def _number(value: object) -> str:
+def number(value: object) -> str:
+    """Give a value as text: four digits of a number."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return str(value)
     return f"{value:.4g}" if abs(value) < 1e4 else f"{value:.0f}"
 
 
-def _grid(first: Sequence[str], rows: Sequence[tuple[Sequence[str], Mapping[str, str]]]) -> Any:
+def grid(first: Sequence[str], rows: Sequence[tuple[Sequence[str], Mapping[str, str]]]) -> Any:
     """Give lines whose columns are all names that a row has, in the order of their appearance."""
     names = list(dict.fromkeys(name for _, cells in rows for name in cells))
     head = [*first, *(f"`{name}`" for name in names)]
@@ -90,11 +90,11 @@ def _ops(data: _Data) -> Iterator[Table]:
         own = [row for row in data["rows"] if row["op"] == op]
         rows = []
         for row in own:
-            cells = {n: f"{_number(c['us'])} ({_number(c['rate'])})" for n, c in _timed(row)}
+            cells = {n: f"{number(c['us'])} ({number(c['rate'])})" for n, c in _timed(row)}
             if row.get("selected") and "selected" in cells:
                 cells["selected"] += f" {row['selected']}"
             rows.append(([row.get("name") or _call(row), row["dtype"]], cells))
-        yield Table(f"{op}: us ({own[0]['unit']})", _grid(["call", "dtype"], rows))
+        yield Table(f"{op}: us ({own[0]['unit']})", grid(["call", "dtype"], rows))
 
 
 def _call(row: _Data) -> str:
@@ -118,9 +118,9 @@ def _rows(data: _Data) -> Iterator[Table]:
     rows = []
     for case in data["cases"]:
         times = {n: v for n, v in case.items() if isinstance(v, float)}
-        cells = {n: f"{_number(us)} ({case['bytes'] / us / 1e6:.2f})" for n, us in times.items()}
+        cells = {n: f"{number(us)} ({case['bytes'] / us / 1e6:.2f})" for n, us in times.items()}
         rows.append(([case["case"]], cells))
-    yield Table("us (TB/s)", _grid(["call"], rows))
+    yield Table("us (TB/s)", grid(["call"], rows))
 
 
 def _attention_cases(data: _Data) -> dict[str, dict[str, _Data]]:
@@ -134,10 +134,10 @@ def _attention_cases(data: _Data) -> dict[str, dict[str, _Data]]:
 
 def _attention(data: _Data) -> Iterator[Table]:
     rows = [
-        ([case], {n: f"{_number(c['us'])} ({_number(c['tflop_s'])})" for n, c in kernels.items()})
+        ([case], {n: f"{number(c['us'])} ({number(c['tflop_s'])})" for n, c in kernels.items()})
         for case, kernels in _attention_cases(data).items()
     ]
-    yield Table("us (TFLOP/s)", _grid(["batch, queries x keys, heads, head_dim"], rows))
+    yield Table("us (TFLOP/s)", grid(["batch, queries x keys, heads, head_dim"], rows))
 
 
 def _attention_bars(data: _Data) -> Bars | None:
@@ -152,10 +152,10 @@ def _attention_bars(data: _Data) -> Bars | None:
 def _paged(data: _Data) -> Iterator[Table]:
     rows = [
         ([row["op"], row["call"]],
-         {n: f"{_number(c['us'])} ({_number(c['tb_s'])})" for n, c in _timed(row)})
+         {n: f"{number(c['us'])} ({number(c['tb_s'])})" for n, c in _timed(row)})
         for row in data["rows"]
     ]  # fmt: skip
-    yield Table("us (TB/s of keys and values)", _grid(["op", "call"], rows))
+    yield Table("us (TB/s of keys and values)", grid(["op", "call"], rows))
 
 
 def _paged_bars(data: _Data) -> Bars | None:
@@ -167,11 +167,11 @@ def _paged_bars(data: _Data) -> Bars | None:
 
 
 def _decode_step(data: _Data) -> Iterator[Table]:
-    lines = [[f"ms a step, {name}", _number(ms)] for name, ms in data["ms"].items()]
+    lines = [[f"ms a step, {name}", number(ms)] for name, ms in data["ms"].items()]
     swap = data["swap"]
     lines += [
-        ["over the hard-wired kernel", _number(data["ratio"])],
-        ["largest difference of outputs", _number(data["difference"])],
+        ["over the hard-wired kernel", number(data["ratio"])],
+        ["largest difference of outputs", number(data["difference"])],
         ["layers, batch x length", f"{data['layers']}, {data['batch']} x {data['length']}"],
         ["backend, and swapped to", f"{data['backend']}, {swap['to']}"],
     ]
@@ -185,7 +185,7 @@ def _decode_step(data: _Data) -> Iterator[Table]:
 
 
 def _listed(numbers: Sequence[float]) -> str:
-    return ", ".join(map(_number, numbers))
+    return ", ".join(map(number, numbers))
 
 
 def _swap(data: _Data) -> Iterator[Table]:
@@ -193,7 +193,7 @@ def _swap(data: _Data) -> Iterator[Table]:
     yield Table("", [head, *(
         [
             row["mode"], "layer by layer" if row["apart"] else "whole", str(row["right"]).lower(),
-            _number(row["us"]), _number(row["native_us"]), _number(row["ratio"]),
+            number(row["us"]), number(row["native_us"]), number(row["ratio"]),
             _listed(row["graphs"]),
         ]
         for row in data["rows"]
@@ -203,13 +203,13 @@ def _swap(data: _Data) -> Iterator[Table]:
 def _eager_cost(data: _Data) -> Iterator[Table]:
     head = ["op", "backend", "mode", "kernel alone", "operator over it", "callable over it"]
     lines = [
-        [row["op"], row["backend"], row["mode"], *map(_number, (row["direct_us"], *_over(row)))]
+        [row["op"], row["backend"], row["mode"], *map(number, (row["direct_us"], *_over(row)))]
         for row in data["eager"]
     ]
     yield Table("one eager call, us of host time", [head, *lines])
     columns = ("calls", "direct_us", "op_us", "ratio")
     lines = [
-        [row["op"], row["backend"], *(_number(row[name]) for name in columns)]
+        [row["op"], row["backend"], *(number(row[name]) for name in columns)]
         for row in data["compiled"]
     ]
     head = ["op", "backend", "calls", "kernels alone", "ops", "ratio"]
@@ -222,24 +222,24 @@ def _over(row: _Data) -> tuple[object, object]:
 
 def _by_name(data: _Data) -> Iterator[Table]:
     rows = [
-        ([call], {n: f"{_number(us)}{_rate(found, n)}" for n, us in found["us"].items()})
+        ([call], {n: f"{number(us)}{_rate(found, n)}" for n, us in found["us"].items()})
         for call, found in data["us_and_tb_s"].items()
     ]
-    yield Table("us (TB/s)", _grid(["call"], rows))
+    yield Table("us (TB/s)", grid(["call"], rows))
 
 
 def _rate(found: _Data, name: str) -> str:
     rate = found.get("tb_s", {}).get(name)
-    return f" ({_number(rate)})" if rate else ""
+    return f" ({number(rate)})" if rate else ""
 
 
 def _products(data: _Data) -> Iterator[Table]:
     rows = [
-        ([call], {"triton" if n == "chosen" else n: _number(us)
+        ([call], {"triton" if n == "chosen" else n: number(us)
                   for n, us in found.items() if not _TILES.match(n)})
         for call, found in data["us"].items()
     ]  # fmt: skip
-    yield Table("us", _grid(["call"], rows))
+    yield Table("us", grid(["call"], rows))
 
 
 def _norms(data: _Data) -> Iterator[Table]:
@@ -247,8 +247,8 @@ def _norms(data: _Data) -> Iterator[Table]:
     copies = {row["rows"]: row for row in data["rows"] if row["kernel"] == "copy"}
     lines = [
         [
-            row["rows"], row["kernel"].removesuffix(" op's"), _number(row["us"]),
-            _number(row["tb_s"]), _number(copies.get(row["rows"], {}).get("tb_s", "")),
+            row["rows"], row["kernel"].removesuffix(" op's"), number(row["us"]),
+            number(row["tb_s"]), number(copies.get(row["rows"], {}).get("tb_s", "")),
         ]
         for row in shown
     ]  # fmt: skip

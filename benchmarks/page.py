@@ -7,9 +7,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks import _page_graphs, _page_sections
 from benchmarks._bars import bars
-from benchmarks._page_sections import SECTIONS, Kind
+from benchmarks._page_sections import Kind
 
+SECTIONS = {**_page_sections.SECTIONS, **_page_graphs.SECTIONS}
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS, PAGE = ROOT / "benchmarks" / "results", ROOT / "BENCHMARKS.md"
 HEAD = """# Benchmarks

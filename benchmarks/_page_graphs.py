@@ -1,0 +1,63 @@
+"""What the page shows of compiled graphs, training and attention over latents: tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from benchmarks._page_sections import Kind, Table, grid, number
+
+__all__ = ["SECTIONS"]
+
+_Data = Mapping[str, Any]
+
+
+def _compile(data: _Data) -> Iterator[Table]:
+    rows = []
+    for row in data["rows"]:
+        cells = {name: f"{number(us)} ({row['kernels'][name]})" for name, us in row["us"].items()}
+        ratios = {name: f"{ratio:.3f}" for name, ratio in row["ratios"].items()}
+        rows.append(([row["case"], row["mode"]], cells | ratios))
+    yield Table("us (kernels that Inductor generated)", grid(["case", "mode"], rows))
+
+
+def _train(data: _Data) -> Iterator[Table]:
+    rows = []
+    for row in data["rows"]:
+        cells = {
+            name: f"{number(cell['us'])} ({cell['kept'] / 1e6:.1f})"
+            for name, cell in row["cells"].items()
+        }
+        rows.append(([row["op"], row["name"], ", ".join(row["ran"])], cells))
+    yield Table("us (MB kept for the backward)", grid(["op", "call", "ran"], rows))
+
+
+def _latents(data: _Data) -> Iterator[Table]:
+    rows = [
+        (
+            [row["name"]],
+            {
+                name: f"{number(cell['us'])} ({number(cell['tb_s'])})"
+                for name, cell in row["cells"].items()
+                if "us" in cell
+            },
+        )
+        for row in data["rows"]
+    ]
+    yield Table("us (TB/s)", grid(["heads, sequences x keys"], rows))
+
+
+SECTIONS = {
+    "compile": Kind(
+        "In compiled graphs",
+        "A chain of 32 norms and a block of Llama: small ops by hand, by `custom_op`, by `define` "
+        "and `impl`, and ours, as one call each and dissolved.",
+        _compile,
+    ),
+    "train": Kind(
+        "Training", "Forward and backward of each op, beside plain PyTorch by hand.", _train
+    ),
+    "latents": Kind(
+        "Decoding over latents", "mla_decode of DeepSeek-V3's sizes, keys in pages of 64.", _latents
+    ),
+}
