@@ -1,4 +1,4 @@
-"""Rotates queries in place, and keys on their way into the slots of a paged cache, in one launch."""
+"""Rotates queries in place, and keys on their way into a paged cache, in one launch."""
 
 from __future__ import annotations
 
@@ -7,15 +7,36 @@ from typing import Any, NamedTuple
 import triton.language as tl
 from torch import Tensor
 
-from ._launch import Launch, Variant, kernel, remember
-from ._pages import lane_of_steps
+from ._launch import Launch, Variant, device_function, kernel, remember
 from ._paged_append import copy
+from ._pages import lane_of_steps
 from ._rotary import config, turn, walkable
 from ._rows import lane_of, power_of_two
 
 __all__ = ["rotate_and_append"]
 
 _BYTES = 16
+
+
+@device_function
+def _copy_values(
+    v: tl.tensor, v_cache: tl.tensor, slot_mapping: tl.tensor, first_token: tl.tensor,
+    first_head: tl.tensor, tokens: tl.tensor, heads: tl.tensor, slots: tl.tensor,
+    v_token: tl.tensor, v_head: tl.tensor, v_column: tl.tensor,
+    page: tl.tensor, row: tl.tensor, head_step: tl.tensor, column: tl.tensor,
+    LANE: tl.constexpr, PAGE: tl.constexpr, WIDTH: tl.constexpr, BLOCK_W: tl.constexpr,
+    TOKENS: tl.constexpr, HEADS: tl.constexpr,
+) -> None:  # fmt: skip
+    """Copy HEADS heads of the values of TOKENS tokens to their slots."""
+    number = tl.arange(0, TOKENS * HEADS)
+    token, head = first_token + number // HEADS, first_head + number % HEADS
+    exists = (token < tokens) & (head < heads)
+    slot = tl.load(slot_mapping + token, mask=exists, other=-1)
+    inside = (slot >= 0) & (slot < slots)
+    slot = tl.where(inside, slot, 0)
+    source = token * v_token + head * v_head
+    target = slot // PAGE * page + slot % PAGE * row + head * head_step
+    copy(v, v_cache, source, target, inside, v_column, column, WIDTH, BLOCK_W, LANE)
 
 
 @kernel(unaligned=("positions", "slot_mapping"))
@@ -42,22 +63,16 @@ def _rotate_and_append(
     block = tl.program_id(0) % blocks
     first = (tl.program_id(0) // blocks).to(tl.int64) * TOKENS
     if block >= q_blocks + k_blocks:
-        row = tl.arange(0, TOKENS * HEADS)
-        token, head = first + row // HEADS, (block - q_blocks - k_blocks) * HEADS + row % HEADS
-        inside = (token < tokens) & (head < k_heads)
-        slot = tl.load(slot_mapping + token, mask=inside, other=-1)
-        inside = (slot >= 0) & (slot < slots)
-        slot = tl.where(inside, slot, 0)
-        source = token * (v_token * LANE) + head * (v_head * LANE)
-        target = slot // PAGE * (vc_page * LANE) + slot % PAGE * (vc_row * LANE)
-        target += head * (vc_head * LANE)
-        copy(v, v_cache, source, target, inside, v_column, vc_column, WIDTH_V, BLOCK_V, LANE)
+        _copy_values(
+            v, v_cache, slot_mapping, first, (block - q_blocks - k_blocks) * HEADS, tokens, k_heads,
+            slots, v_token * LANE, v_head * LANE, v_column, vc_page * LANE, vc_row * LANE,
+            vc_head * LANE, vc_column, LANE, PAGE, WIDTH_V, BLOCK_V, TOKENS, HEADS,
+        )  # fmt: skip
     else:
         is_q = block < q_blocks
-        heads = q_heads if is_q else k_heads
         token = (first + tl.arange(0, TOKENS))[:, None, None]
         head = (block if is_q else block - q_blocks) * HEADS + tl.arange(0, HEADS)[None, :, None]
-        exists = (token < tokens) & (head < heads)
+        exists = (token < tokens) & (head < (q_heads if is_q else k_heads))
         # Queries have no slot: theirs is -1, and the lowest one that is written.
         slot = tl.load(slot_mapping + token, mask=token < tl.where(is_q, 0, tokens), other=-1)
         written = exists & (slot >= tl.where(is_q, -1, 0)) & (slot < slots)
@@ -65,13 +80,13 @@ def _rotate_and_append(
         slot = tl.where(inside, slot, 0)
         x_at = token * ((q_token if is_q else k_token) * LANE)
         x_at += head * ((q_head if is_q else k_head) * LANE)
-        target = slot // PAGE * (kc_page * LANE) + slot % PAGE * (kc_row * LANE)
-        target += head * (kc_head * LANE)
+        y_at = tl.where(is_q, token, slot // PAGE) * ((q_token if is_q else kc_page) * LANE)
+        y_at += slot % PAGE * (kc_row * LANE) + head * ((q_head if is_q else kc_head) * LANE)
         turn(
-            q if is_q else k, x_at, q if is_q else k_cache, tl.where(is_q, x_at, target),
-            tl.where(is_q, 1, kc_column), exists, written, exists & inside,
-            cache, positions, token, tokens, half_lanes * LANE, tail_lanes * LANE,
-            cache_row * CACHE_LANE, cache_rows, NEOX, LANE == 1, HALF, TAIL, TOKENS, HEADS,
+            q if is_q else k, x_at, q if is_q else k_cache, y_at, tl.where(is_q, 1, kc_column),
+            exists, written, exists & inside, cache, positions, token, tokens, half_lanes * LANE,
+            tail_lanes * LANE, cache_row * CACHE_LANE, cache_rows,
+            NEOX, LANE == 1, HALF, TAIL, TOKENS, HEADS,
         )  # fmt: skip
 
 
@@ -172,5 +187,7 @@ def _plan(walked: tuple[Tensor, ...], heads: int, lane: int, is_neox: bool) -> _
         is_neox, lane, 4 if lane > 1 else 1, k_cache.shape[1], half, tail, width_v, block_v,
         chosen.tokens, chosen.heads,
     )  # fmt: skip
-    variant = _rotate_and_append.variant(constants, chosen.threads, q.get_device(), aligned=lane > 1)
+    variant = _rotate_and_append.variant(
+        constants, chosen.threads, q.get_device(), aligned=lane > 1
+    )
     return _Plan(variant, chosen.tokens, chosen.heads)
