@@ -107,7 +107,7 @@ def _in_parts(trial: Trial) -> Sequence[Pair] | None:
         return None
     caches: dict[str, Tensor] = {}
     queries = []
-    for part in (slice(0, 1), slice(1, None)):
+    for part in (slice(0, count // 2), slice(count // 2, None)):
         q, *written = trial.run(**{name: trial.args[name][part] for name in ROWS}, **caches)
         caches = dict(zip(CACHES, written, strict=True))
         queries.append(q)
