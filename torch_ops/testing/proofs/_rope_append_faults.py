@@ -16,6 +16,7 @@ from torch_ops.testing.proofs._rope_append_laws import APPENDED, LAWS, ROTATED
 from torch_ops.testing.proofs._rope_faults import mutants as rope_mutants
 from torch_ops.testing.proofs._rope_faults import rope
 
+WRITTEN = {*APPENDED, "order", "in_parts"}
 Three = tuple[Tensor, Tensor, Tensor]
 Two = tuple[Tensor, Tensor]
 
@@ -108,17 +109,13 @@ def _joined() -> tuple[Mutant, ...]:
 
 def _lent() -> tuple[Mutant, ...]:
     """Faults of one of the two ops, where a law of it is one of both."""
-    laws = {law.name for law in LAWS} | {"bound"}
-    found = []
-    for mutant, law_names, make in (
-        *((m, ROTATED, lambda m: both(turn=m.function)) for m in rope_mutants()),
-        *((m, (*APPENDED, "order", "in_parts"), lambda m: both(write=m.function)) for m in APPEND
-          if "bound" in m.kills and m.name != "unwritten_tail"),
-    ):  # fmt: skip
-        if set(mutant.kills) & set(law_names):
-            kills = tuple(name for name in mutant.kills if name in laws)
-            found.append(Mutant(mutant.name, kills, make(mutant)))
-    return tuple(found)
+    known = {law.name for law in LAWS} | {"bound"}
+    turned = [(m, both(turn=m.function)) for m in rope_mutants() if set(m.kills) & set(ROTATED)]
+    written = [(m, both(write=m.function)) for m in APPEND if set(m.kills) & WRITTEN]
+    return tuple(
+        Mutant(mutant.name, tuple(name for name in mutant.kills if name in known), function)
+        for mutant, function in (*turned, *written)
+    )
 
 
 MUTANTS = (*_joined(), *_lent(), *mutating_mutants(both(), (0, 5, 6)))
