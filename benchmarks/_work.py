@@ -35,14 +35,20 @@ def work(op: str, args: Arguments) -> Work:
     of a query and of a value, for each visible pair of a query and a key.
     """
     if "slot_mapping" in args:
-        rows = _bytes(args["k"]) + _bytes(args["v"])
-        return Work(2 * rows + _bytes(args["slot_mapping"]), None)
+        rows = sum(_bytes(args[name]) for name in ("q", "k", "v") if name in args)
+        indices = sum(_bytes(args[name]) for name in ("positions", "slot_mapping") if name in args)
+        return Work(2 * rows + indices + _angles(args), None)
     read = [a for n, a in args.items() if isinstance(a, Tensor) and n != "cos_sin_cache"]
-    moved = sum(_bytes(tensor) for tensor in (*read, *outputs_of(op, args)))
-    if "cos_sin_cache" in args:
-        cache, positions = args["cos_sin_cache"], args["positions"]
-        moved += positions.numel() * cache.shape[-1] * cache.element_size()
+    moved = sum(_bytes(tensor) for tensor in (*read, *outputs_of(op, args))) + _angles(args)
     return Work(moved, _attention_flops(args) if op in ATTENTION else None)
+
+
+def _angles(args: Arguments) -> int:
+    """A row of cosines and sines for each position."""
+    if "cos_sin_cache" not in args:
+        return 0
+    cache, positions = args["cos_sin_cache"], args["positions"]
+    return int(positions.numel() * cache.shape[-1] * cache.element_size())
 
 
 def _bytes(tensor: Tensor) -> int:

@@ -83,6 +83,13 @@ def arguments_of(device: torch.device) -> dict[str, _Arguments]:
         "apply_rope_": rope,
         "merge_state": (*parts[0], *parts[1]),
         "append_paged_kv_": (*kv, *(new(2, 16, 2, 64) for _ in kv), slots),
+        "apply_rope_append_paged_kv_": (
+            rope[0],
+            *kv,
+            *rope[2:],
+            *(new(2, 16, 2, 64) for _ in kv),
+            slots,
+        ),
         "quantize_fp8_per_token": (x,),
         "rms_norm_quant_fp8": (x, weight, 1e-6),
         "silu_and_mul_quant_fp8": (new(1, 128),),

@@ -19,6 +19,7 @@ __all__ = [
     "NormGradientContract",
     "QuantizationContract",
     "RaggedAttentionContract",
+    "RopeCacheContract",
     "RopeContract",
     "RoutingContract",
     "SamplingContract",
@@ -166,6 +167,11 @@ class CacheContract(Contract):
     negative_slot: Literal["skipped"] = "skipped"
     repeated_slot: Literal["undefined"] = "undefined"
     others: Literal["unchanged"] = "unchanged"
+
+
+@dataclass(frozen=True)
+class RopeCacheContract(RopeContract, CacheContract):
+    """Promises of a rotary embedding whose keys are written into a cache: those of both."""
 
 
 @dataclass(frozen=True)

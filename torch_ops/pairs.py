@@ -28,7 +28,7 @@ class Pass:
         exact: Backends whose kernel of ``fused`` gives the bits of their other two; None is all,
             as the op's contract says.
         absent: Why ``fused`` doesn't take None for what the second one does.
-        unserved: Why there is no such op.
+        unserved: Why the op is in no pair's place, whatever the calls.
     """
 
     fused: str
@@ -41,9 +41,9 @@ class Pass:
 
 
 _COMPUTED = "one that is computed needs all rows before the first code: they are read twice"
-_NO_APPEND = (
-    "no backend of both has one kernel for them (FlashInfer's writes float8 alone and has no "
-    "append_paged_kv_ beside it, AITER's has no apply_rope)"
+_IN_PLACE = (
+    "the op writes over the queries, and apply_rope gives new ones: copying them first takes the "
+    "launch that is saved; call the op where nothing else reads them"
 )
 _NORMS_AND_GATES = ("fused_add_rms_norm", "rms_norm", "silu_and_mul")
 _QUANTIZED = {
@@ -66,7 +66,7 @@ PASSES = {
         Pass("fused_add_rms_norm", ADD, "rms_norm", exact=("torch", "inductor", "triton")),
         *_quantizations(),
         Pass(
-            "apply_rope_append_paged_kv_", "apply_rope", "append_paged_kv_", 1, unserved=_NO_APPEND
+            "apply_rope_append_paged_kv_", "apply_rope", "append_paged_kv_", 1, unserved=_IN_PLACE
         ),
     )
 }

@@ -28,6 +28,7 @@ requires = frozenset({Requirement.rocm(["gfx942", "gfx950"])})
 declined = {
     "apply_rope": _ROPE,
     "apply_rope_": _ROPE,
+    "apply_rope_append_paged_kv_": _ROPE,
     "attention": _ATTENTION,
     "attention_backward": _GRADIENTS,
     "attention_with_lse": _ATTENTION,

@@ -24,6 +24,7 @@ declined = {
         "append_paged_kv_cache takes rows of negative slots for such of a page far behind the last "
         "(the op's contract: skipped)"
     ),
+    "apply_rope_append_paged_kv_": "rope_quantize_fp8_append_paged_kv_cache writes float8 alone",
     "attention_backward": _GRADIENTS,
     "fused_add_rms_norm_quant_fp8": _GIVEN_SCALE,
     "fused_add_rms_norm_quant_fp8_per_group": _GIVEN_SCALE,

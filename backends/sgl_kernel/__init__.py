@@ -22,6 +22,7 @@ declined = {
         "transfer_kv_per_layer writes rows of negative slots in front of the cache "
         "(the op's contract: skipped)"
     ),
+    "apply_rope_append_paged_kv_": "its rotary_embedding writes into no cache",
     "attention": _ATTENTION,
     "attention_backward": _GRADIENTS,
     "attention_with_lse": _ATTENTION,

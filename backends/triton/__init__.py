@@ -29,7 +29,8 @@ class _Interpreter(Requirement):
 requires = frozenset({Requirement.cuda(min_arch=(8, 0)), Requirement.rocm(), _Interpreter("cpu")})
 batch_invariant = frozenset(
     {
-        "apply_rope", "apply_rope_", "gelu_and_mul", "gelu_tanh_and_mul", "merge_state",
+        "apply_rope", "apply_rope_", "apply_rope_append_paged_kv_", "gelu_and_mul",
+        "gelu_tanh_and_mul", "merge_state",
         "quantize_fp8_per_group", "quantize_fp8_per_token", "quantize_int8_per_token",
         "silu_and_mul", "topk_softmax",
     }

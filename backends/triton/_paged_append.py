@@ -14,14 +14,14 @@ from ._launch import INTERPRETED, INTERPRETED_TILE, Variant, device_function, ke
 from ._pages import gathered, lane_of_steps
 from ._rows import power_of_two
 
-__all__ = ["write"]
+__all__ = ["copy", "write"]
 
 _BYTES = 16
 _TILE = 4096  # bytes of keys, and of values, that a program copies
 
 
 @device_function
-def _copy(
+def copy(
     source: tl.tensor, target: tl.tensor, rows: tl.tensor, places: tl.tensor, inside: tl.tensor,
     column: tl.tensor, target_column: tl.tensor,
     WIDTH: tl.constexpr, BLOCK_W: tl.constexpr, LANE: tl.constexpr,
@@ -57,10 +57,10 @@ def _append(
     page, within = slot // PAGE, slot % PAGE
     source = token * (k_row * LANE) + head * (k_head * LANE)
     target = page * (kc_page * LANE) + within * (kc_row * LANE) + head * (kc_head * LANE)
-    _copy(k, k_cache, source, target, inside, k_column, kc_column, WIDTH, BLOCK_D, LANE)
+    copy(k, k_cache, source, target, inside, k_column, kc_column, WIDTH, BLOCK_D, LANE)
     source = token * (v_row * LANE) + head * (v_head * LANE)
     target = page * (vc_page * LANE) + within * (vc_row * LANE) + head * (vc_head * LANE)
-    _copy(v, v_cache, source, target, inside, v_column, vc_column, WIDTH_V, BLOCK_V, LANE)
+    copy(v, v_cache, source, target, inside, v_column, vc_column, WIDTH_V, BLOCK_V, LANE)
 
 
 class _Plan(NamedTuple):

@@ -19,7 +19,7 @@ from ._launch import (
 )
 from ._rows import lane_of, power_of_two
 
-__all__ = ["rotate", "rotate_in_place"]
+__all__ = ["config", "rotate", "rotate_in_place", "turn", "walkable"]
 
 
 @device_function
@@ -40,6 +40,50 @@ def _angles(
     return cos.to(wide), sin.to(wide)
 
 
+@device_function
+def turn(
+    x: tl.tensor, x_at: tl.tensor, y: tl.tensor, y_at: tl.tensor, y_column: tl.tensor,
+    exists: tl.tensor, written: tl.tensor, copied: tl.tensor, cache: tl.tensor,
+    positions: tl.tensor, token: tl.tensor, tokens: tl.tensor, half: tl.tensor, tail: tl.tensor,
+    cache_row: tl.tensor, cache_rows: tl.tensor,
+    NEOX: tl.constexpr, STRIDED: tl.constexpr, HALF: tl.constexpr, TAIL: tl.constexpr,
+    TOKENS: tl.constexpr, HEADS: tl.constexpr,
+) -> None:  # fmt: skip
+    """Rotate heads that exist where they are to be written, and copy a tail where it is asked for.
+
+    Elements of what is written are y_column apart if it is STRIDED.
+    """
+    wide: tl.constexpr = tl.float64 if x.dtype.element_ty == tl.float64 else tl.float32
+    column = y_column if STRIDED else 1
+    if HALF > 0:
+        cols = tl.arange(0, HALF)[None, None, :]
+        if NEOX:
+            inside = cols < half
+            a = tl.load(x + x_at + cols, exists & inside, other=0.0)
+            b = tl.load(x + x_at + half + cols, exists & inside, other=0.0)
+        else:
+            both = tl.arange(0, HALF * 2)[None, None, :]
+            inside = both < half * 2
+            pairs = tl.load(x + x_at + both, exists & inside, other=0.0)
+            a, b = tl.split(tl.reshape(pairs, [TOKENS, HEADS, HALF, 2]))
+        position = tl.load(positions + token, token < tokens, other=0).to(tl.int64)
+        known = (position >= 0) & (position < cache_rows)
+        cos, sin = _angles(cache, position * cache_row, known, half, cols, wide)
+        a, b = a.to(wide), b.to(wide)
+        left = (a * cos - b * sin).to(y.dtype.element_ty)
+        right = (b * cos + a * sin).to(y.dtype.element_ty)
+        if NEOX:
+            tl.store(y + y_at + cols * column, left, written & inside)
+            tl.store(y + y_at + (half + cols) * column, right, written & inside)
+        else:
+            pairs = tl.reshape(tl.join(left, right), [TOKENS, HEADS, HALF * 2])
+            tl.store(y + y_at + both * column, pairs, written & inside)
+    if TAIL > 0:
+        cols = tl.arange(0, TAIL)[None, None, :]
+        rest = tl.load(x + x_at + half * 2 + cols, copied & (cols < tail), other=0.0)
+        tl.store(y + y_at + (half * 2 + cols) * column, rest, copied & (cols < tail))
+
+
 @kernel(unaligned=("positions",))
 def _rotate(
     q: tl.tensor, k: tl.tensor, q_out: tl.tensor, k_out: tl.tensor,
@@ -51,7 +95,6 @@ def _rotate(
     HALF: tl.constexpr, TAIL: tl.constexpr, TOKENS: tl.constexpr, HEADS: tl.constexpr,
 ) -> None:  # fmt: skip
     """Rotate HEADS heads, of queries or of keys, of TOKENS tokens; copy what isn't rotated."""
-    wide: tl.constexpr = tl.float64 if q.dtype.element_ty == tl.float64 else tl.float32
     half = half_lanes * LANE
     size = (half_lanes * 2 + tail_lanes) * LANE
     q_blocks = tl.cdiv(q_heads, HEADS)
@@ -70,34 +113,11 @@ def _rotate(
     exists = (token < tokens) & (head < heads)
     x_at = token * x_token + head * x_head
     y_at = x_at if IN_PLACE else (token * heads + head) * size
-    if HALF > 0:
-        cols = tl.arange(0, HALF)[None, None, :]
-        if NEOX:
-            mask = exists & (cols < half)
-            a = tl.load(x + x_at + cols, mask, other=0.0)
-            b = tl.load(x + x_at + half + cols, mask, other=0.0)
-        else:
-            both = tl.arange(0, HALF * 2)[None, None, :]
-            mask = exists & (both < half * 2)
-            pairs = tl.load(x + x_at + both, mask, other=0.0)
-            a, b = tl.split(tl.reshape(pairs, [TOKENS, HEADS, HALF, 2]))
-        position = tl.load(positions + token, token < tokens, other=0).to(tl.int64)
-        known = (position >= 0) & (position < cache_rows)
-        cos, sin = _angles(cache, position * cache_row * CACHE_LANE, known, half, cols, wide)
-        a, b = a.to(wide), b.to(wide)
-        left = (a * cos - b * sin).to(y.dtype.element_ty)
-        right = (b * cos + a * sin).to(y.dtype.element_ty)
-        if NEOX:
-            tl.store(y + y_at + cols, left, mask)
-            tl.store(y + y_at + half + cols, right, mask)
-        else:
-            pairs = tl.reshape(tl.join(left, right), [TOKENS, HEADS, HALF * 2])
-            tl.store(y + y_at + both, pairs, mask)
-    if TAIL > 0:
-        cols = tl.arange(0, TAIL)[None, None, :]
-        mask = exists & (cols < tail_lanes * LANE)
-        rest = tl.load(x + x_at + half * 2 + cols, mask, other=0.0)
-        tl.store(y + y_at + half * 2 + cols, rest, mask)
+    turn(
+        x, x_at, y, y_at, 1, exists, exists, exists, cache, positions, token, tokens, half,
+        tail_lanes * LANE, cache_row * CACHE_LANE, cache_rows,
+        NEOX, False, HALF, TAIL, TOKENS, HEADS,
+    )  # fmt: skip
 
 
 class Config(NamedTuple):
@@ -175,7 +195,7 @@ def _find(
 ) -> Launch | None:  # fmt: skip
     """Copy what the kernel can't walk, launch, and give the launch if it can be repeated."""
     given = (q, k, cache, positions)
-    q, k = _walkable(q), _walkable(k)
+    q, k = walkable(q), walkable(k)
     cache = cache if cache.stride(1) == 1 else cache.contiguous()
     positions = positions.contiguous()
     if in_place:
@@ -191,7 +211,7 @@ def _find(
     return launch if same else None
 
 
-def _walkable(x: Tensor) -> Tensor:
+def walkable(x: Tensor) -> Tensor:
     """Copy a tensor whose heads aren't stored element by element."""
     return x if x.stride(2) == 1 else x.clone(memory_format=torch.contiguous_format)
 

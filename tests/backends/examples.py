@@ -218,6 +218,7 @@ _MAKERS: dict[str, Callable[[str, str], Iterator[Spec]]] = {
     "paged_decode": _sequences,
     "mla_decode": _latents,
     "append_paged_kv_": _appends,
+    "apply_rope_append_paged_kv_": _small,
     "min_p_filter": _small,
     "sample_top_k_top_p": _small,
     "top_k_renorm_probs": _small,

@@ -20,6 +20,7 @@ from torch import Tensor
 from . import workers
 
 BACKEND = "torch_ops.backends.triton"
+ROTATED = "apply_rope_append_paged_kv_"
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 TARGETS = {
     "sm_80": ("cuda", 80, 32),
@@ -43,6 +44,7 @@ KERNELS = frozenset(
         "apply",
         "_gate",
         "_rotate",
+        "_rotate_and_append",
         "_merge",
         "sizes",
         "encoded",
@@ -174,6 +176,10 @@ def _heads(kind: torch.dtype) -> None:
     cache, positions = torch.zeros(16, 96), torch.zeros(9, dtype=torch.int64)
     kernel("apply_rope")(q, k, cache, positions, True)
     kernel("apply_rope_")(q, k, cache, positions.int(), False)
+    pages = torch.zeros(2, 3, 16, 2, 128, dtype=kind)
+    kernel(ROTATED)(q, k, k, cache, positions, *pages, positions)
+    wide = torch.zeros(16, 128)
+    kernel(ROTATED)(q, k, k, wide, positions.int(), *pages, positions, False)
     kernel("merge_state")(q, q[..., 0].float(), q, q[..., 0].float())
 
 
@@ -199,6 +205,9 @@ def _layouts() -> None:
         kernel("apply_rope")(
             odd, odd, torch.zeros(4, 34), torch.zeros(7, dtype=torch.int64), is_neox
         )
+        pages = torch.zeros(2, 3, 5, 2 * 33, 3, dtype=torch.bfloat16).transpose(3, 4)
+        places = torch.zeros(7, dtype=torch.int64)
+        kernel(ROTATED)(odd, odd, odd, torch.zeros(4, 34), places, *pages, places, is_neox)
 
 
 def compiled(launch: Launch, target: str) -> Any:

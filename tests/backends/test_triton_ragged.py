@@ -241,6 +241,34 @@ def test_compiling_in_a_capture_is_refused() -> None:
 
 @pytest.mark.gpu
 @needs_gpu
+@pytest.mark.parametrize("tokens", [1, 5, 300])
+@pytest.mark.parametrize("is_neox", [True, False])
+@pytest.mark.parametrize("rotary", [128, 64])
+def test_rotated_and_appended_at_once_as_by_two_kernels(
+    tokens: int, is_neox: bool, rotary: int
+) -> None:
+    packed = torch.randn(tokens, 48, 128, device="cuda").bfloat16()
+    q, k, v = packed.split([32, 8, 8], 1)
+    caches = torch.randn(2, 50, 16, 8, 128, device="cuda").bfloat16()
+    slots = torch.randperm(50 * 16, device="cuda")[:tokens]
+    slots[1::7] = -1
+    angles = torch.randn(900, rotary, device="cuda")
+    positions = torch.randint(0, 900, (tokens,), device="cuda")
+    ops = torch_ops.ops
+    turned, keys = ops.apply_rope(q, k, angles, positions, is_neox, backend="triton")
+    expected = caches.clone()
+    ops.append_paged_kv_(keys, v, *expected, slots, backend="triton")
+    rest = packed[:, 32:].clone()
+    ops.apply_rope_append_paged_kv_(
+        q, k, v, angles, positions, *caches, slots, is_neox, backend="triton"
+    )
+    assert torch.equal(q, turned)
+    assert torch.equal(caches, expected)
+    assert torch.equal(packed[:, 32:], rest)
+
+
+@pytest.mark.gpu
+@needs_gpu
 @pytest.mark.parametrize("layout", ["apart", "interleaved", "heads first"])
 def test_appended_rows_are_where_their_slots_are(layout: str) -> None:
     shape = {"heads first": (2, 50, 8, 16, 128)}.get(layout, (2, 50, 16, 8, 128))

@@ -54,6 +54,15 @@ BYTES = {
         },
         2 * (3 * 2 * 4 + 3 * 1 * 4) * 4 + 3 * 8,
     ),
+    "apply_rope_append_paged_kv_": (
+        {
+            "q": torch.empty(3, 4, 4), "k": V, "v": V[:, :1], "cos_sin_cache": torch.empty(100, 4),
+            "positions": torch.zeros(3, dtype=torch.int32), "k_cache": torch.empty(9, 8, 2, 4),
+            "v_cache": torch.empty(9, 8, 1, 4), "slot_mapping": torch.zeros(3, dtype=torch.int64),
+            "is_neox": True,
+        },
+        2 * (3 * 4 * 4 + 3 * 2 * 4 + 3 * 1 * 4) * 4 + 3 * 8 + 3 * 4 + 3 * 4 * 4,
+    ),
     "scaled_mm_int8": (
         {
             "a": torch.zeros(4, 8, dtype=torch.int8), "b": torch.zeros(8, 2, dtype=torch.int8),

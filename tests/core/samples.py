@@ -196,6 +196,13 @@ def _append(rows: int, dtype: torch.dtype) -> Arguments:
     }
 
 
+def _rope_append(rows: int, dtype: torch.dtype) -> Arguments:
+    """Arguments of both ops."""
+    turned, written = _rope(rows, dtype), _append(rows, dtype)
+    names = catalogue()["apply_rope_append_paged_kv_"].signature.parameters
+    return {name: (turned | written)[name] for name in names}
+
+
 def _product(kind: torch.dtype) -> Callable[[int, torch.dtype], Arguments]:
     def make(rows: int, dtype: torch.dtype) -> Arguments:
         return {
@@ -237,6 +244,7 @@ MAKERS: dict[str, Callable[[int, torch.dtype], Arguments]] = {
     "append_paged_kv_": _append,
     "apply_rope": _rope,
     "apply_rope_": _rope,
+    "apply_rope_append_paged_kv_": _rope_append,
     "attention": _attention,
     "attention_backward": _attention_gradient,
     "attention_with_lse": _attention,

@@ -269,9 +269,7 @@ PREFILL = [
     *index("qo_indptr"),
     case("qo_indptr", "empty", lambda a: {"qo_indptr": a["qo_indptr"][:0]}, r"of shape \[0\]", "B"),
 ]
-APPEND = [
-    *floats("k"),
-    case("k", "rank", rank("k", 3, 16), r"of shape \[3, 16\]", r"rank 3, \[T, K, D\]"),
+SLOTS = [
     case("v", "tokens", cut("v", 0), r"of shape \[2, 2, 16\]", r"\[3, 2, Dv\], as 'k'"),
     case("v", "dtype", to("v", torch.float16), r"torch\.float16", "as 'k'"),
     *PAGES,
@@ -301,6 +299,11 @@ APPEND = [
         r"of strides \[0, 32, 16, 1\]",
         "clone it first",
     ),
+]
+APPEND = [
+    *floats("k"),
+    case("k", "rank", rank("k", 3, 16), r"of shape \[3, 16\]", r"rank 3, \[T, K, D\]"),
+    *SLOTS,
 ]
 MERGE = [
     *floats("v_a"),
@@ -398,6 +401,17 @@ SHARED_ROPE = [
         "clone it first",
     ),
 ]
+TURNED_SLOTS = [
+    *ROPE,
+    *SHARED_ROPE[:2],
+    *SLOTS,
+    case("q", "expanded", lambda args: {"q": torch.zeros(3, 1, 16).expand(3, 4, 16)}, "of strides"),
+    case("q", "of v", lambda args: {"v": args["q"][:, :2]}, "at offset 0 of the storage of 'v'"),
+    case("q", "of pages", lambda args: {"q": args["v_cache"][0][:3].expand(3, 2, 16)},
+         "at offset 0 of the storage of 'v_cache'"),
+    case("k_cache", "of angles", lambda args: {"cos_sin_cache": args["k_cache"][0, 0]},
+         "at offset 0 of the storage of 'cos_sin_cache'"),
+]  # fmt: skip
 PRODUCT = [
     case("a", "dtype", to("a", torch.float16), r"torch\.float16", "torch"),
     case("a", "rank", rank("a", 3, 4, 8), r"of shape \[3, 4, 8\]", r"rank 2, \[M, K\]"),
@@ -441,6 +455,7 @@ BAD: dict[str, list[Any]] = {
     "append_paged_kv_": APPEND,
     "apply_rope": ROPE,
     "apply_rope_": [*ROPE, *SHARED_ROPE],
+    "apply_rope_append_paged_kv_": TURNED_SLOTS,
     "attention": ATTENTION,
     "attention_backward": LEFT,
     "attention_with_lse": ATTENTION,

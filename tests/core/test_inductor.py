@@ -84,6 +84,11 @@ def _rotate_and_keep(qkv: Tensor, cache: Tensor) -> None:
     ops.append_paged_kv_(qkv[:, 4:6], qkv[:, 6:], cache[0], cache[1], SLOTS)
 
 
+def _rotate_into_pages(qkv: Tensor, cache: Tensor) -> None:
+    q, k, v = qkv.split([4, 2, 2], 1)
+    ops.apply_rope_append_paged_kv_(q, k, v, CACHE, POSITIONS, cache[0], cache[1], SLOTS)
+
+
 WRITES: dict[str, tuple[Callable[..., Any], tuple[int, ...], tuple[int, ...]]] = {
     "twice": (
         lambda x, r: [ops.fused_add_rms_norm_(x, r, WEIGHT) for _ in range(2)] and None,
@@ -167,6 +172,7 @@ WRITES: dict[str, tuple[Callable[..., Any], tuple[int, ...], tuple[int, ...]]] =
         (2, 4, 2, 4, 8),
     ),
     "rotated, then kept": (_rotate_and_keep, (3, 8, 16), (2, 4, 4, 2, 16)),
+    "rotated and kept": (_rotate_into_pages, (3, 8, 16), (2, 4, 4, 2, 16)),
     "query and key of one tensor": (
         lambda qk, x: ops.apply_rope_(qk[0], qk[1], CACHE, POSITIONS),
         (2, 3, 4, 16),
@@ -189,6 +195,19 @@ def test_writes_go_to_the_arguments_themselves(name: str) -> None:
     body = compare(function, *(torch.randn(shape) for shape in shapes))
     assert "cpp_fused" not in body
     assert "empty_strided" not in body
+    assert "copy_" not in body
+
+
+def test_queries_of_a_projection_are_written_where_they_are() -> None:
+    """What is written is a part of what a product gave, as in a decoder's layer: no copy."""
+
+    def model(x: Tensor, weight: Tensor, cache: Tensor) -> Any:
+        q, k, v = (x @ weight).view(3, 8, 16).split([4, 2, 2], 1)
+        ops.apply_rope_append_paged_kv_(q, k, v, CACHE, POSITIONS, cache[0], cache[1], SLOTS)
+        return ops.rms_norm(q)
+
+    body = compare(model, torch.randn(3, 8), torch.randn(8, 128), torch.randn(2, 4, 4, 2, 16))
+    assert "cpp_fused" not in body
     assert "copy_" not in body
 
 

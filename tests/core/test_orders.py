@@ -17,8 +17,8 @@ MEASURED = {
     "scaled_mm_int8": {"cuda": ("sgl_kernel", "torch", "triton", "inductor")},
 }
 OPS = (
-    "append_paged_kv_", "apply_rope", "apply_rope_", "attention", "attention_backward",
-    "attention_with_lse", "fused_add_rms_norm", "fused_add_rms_norm_",
+    "append_paged_kv_", "apply_rope", "apply_rope_", "apply_rope_append_paged_kv_", "attention",
+    "attention_backward", "attention_with_lse", "fused_add_rms_norm", "fused_add_rms_norm_",
     "fused_add_rms_norm_quant_fp8", "fused_add_rms_norm_quant_fp8_per_group",
     "fused_add_rms_norm_quant_fp8_per_tensor", "fused_experts", "gelu_and_mul",
     "gelu_and_mul_backward", "gelu_tanh_and_mul", "gelu_tanh_and_mul_backward",

@@ -19,6 +19,7 @@ from . import samples
 
 OPS = [
     "append_paged_kv_",
+    "apply_rope_append_paged_kv_",
     "mla_decode",
     "paged_decode",
     "paged_prefill",

@@ -14,6 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 import torch_ops
 from torch_ops.errors import TorchOpsError
 from torch_ops.integrations.transformers import accelerate
+from torch_ops.integrations.transformers.paged_layer import PagedLayer
 
 from . import support
 from .support import CACHE, LAYERS, OutOfPagesError, PagedCache, model, tokens, transformers
@@ -81,13 +82,54 @@ def test_generate_takes_it(family: str, changes: dict[str, Any], padded: bool) -
     counts: dict[tuple[str, str], int] = {}
     for r in seen.records:
         counts[r.op, r.backend.value] = counts.get((r.op, r.backend.value), 0) + r.count
-    assert counts["append_paged_kv_", "torch"] == 5 * LAYERS
-    # Prompts of one length read their own keys; the pages are for what goes on.
-    assert counts["attention", "torch_math"] == (5 if padded else 4) * LAYERS
+    # Prompts of one length read their own keys, rotated; the pages are for what goes on.
+    later = (5 if padded else 4) * LAYERS
+    assert counts["apply_rope_append_paged_kv_", "torch"] == later
+    assert counts.get(("append_paged_kv_", "torch"), 0) == 5 * LAYERS - later
+    assert counts["attention", "torch_math"] == later
     # 13 columns were written, five of them padding: no page is held for those.
     assert cache.free_pages == 32 - 4 - (2 if padded else 4)
     cache.reset()
     assert cache.free_pages == 32
+
+
+def attend_by_two_ops(
+    layer: Any, step: Any, batch: int, q: Tensor, k: Tensor, v: Tensor, angles: Tensor, attn: Any
+) -> Tensor:
+    q, k = torch.ops.torch_ops.apply_rope(q, k, angles, step.positions)
+    torch.ops.torch_ops.append_paged_kv_(k, v, layer.keys, layer.values, step.slots)
+    if batch == step.fresh:
+        out: Tensor = attn(*(x.unflatten(0, (batch, -1)) for x in (q, k, v))).flatten(0, 1)
+    else:
+        out = attn(q, layer.keys, layer.values, step.metadata)
+    return out
+
+
+@torch.no_grad()
+@pytest.mark.usefixtures("uncompiled")
+@pytest.mark.parametrize("family", ["Llama", "Qwen3", "Phi3"])
+def test_one_op_changes_no_bit_and_nothing_that_others_hold(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Queries are written over, but not those that a hook has seen."""
+    made, ids = model(family), tokens(2)
+    accelerate(made)
+    first, seen = made.model.layers[0].self_attn, list[tuple[Tensor, Tensor]]()
+
+    def steps() -> list[Tensor]:
+        cache = paged(made)
+        logits = [made(ids, **{CACHE: cache}).logits, made(ids[:, :1], **{CACHE: cache}).logits]
+        return [*logits, *(x for layer in cache.layers for x in (layer.keys, layer.values))]
+
+    found = steps()
+    layer = first.q_norm if first.normalizes else getattr(first, first.fused[0])
+    handle = layer.register_forward_hook(lambda *args: seen.append((args[2], args[2].clone())))
+    steps()
+    handle.remove()
+    assert len(seen) == 2
+    assert all(torch.equal(held, copy) for held, copy in seen)
+    monkeypatch.setattr(PagedLayer, "attend", attend_by_two_ops)
+    assert all(map(torch.equal, found, steps()))
 
 
 def test_packed_prompts_come_and_go() -> None:

@@ -23,6 +23,7 @@ ONE = {
     "gelu_tanh_and_mul": "float32", "gemma_fused_add_rms_norm": "bfloat16",
     "gemma_rms_norm": "bfloat16", "scaled_mm_int8": "bfloat16",
     "append_paged_kv_": "bfloat16", "mla_decode": "bfloat16",
+    "apply_rope_append_paged_kv_": "float16",
     "paged_decode": "float16", "paged_prefill": "float32",
     "min_p_filter": "float32", "sample_top_k_top_p": "float32", "top_k_renorm_probs": "float32",
     "top_p_renorm_probs": "float32",

@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torch_ops import checks
 from torch_ops.contracts import CacheContract
-from torch_ops.declarations import _paged
+from torch_ops.declarations import _append
 from torch_ops.declare import op
 
 _OP = "append_paged_kv_"
@@ -54,46 +53,15 @@ def append_paged_kv_(
 
 @append_paged_kv_.check
 def _check(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
-    checks.float_dtype(_OP, "k", k)
-    checks.rank(_OP, "k", k, 3, "[T, K, D]")
-    tokens, heads, head_dim = k.shape
-    if v.dim() != 3 or v.shape[:2] != k.shape[:2]:
-        checks.refuse(_OP, "v", f"of shape {list(v.shape)}", f"[{tokens}, {heads}, Dv], as 'k'")
-    _paged.check_pages(_OP, k_cache, v_cache, head_dim, "D of 'k'")
-    for name, cache, rows, of in (("k_cache", k_cache, k, "k"), ("v_cache", v_cache, v, "v")):
-        if cache.shape[2:] != rows.shape[1:]:
-            wanted = f"{[*cache.shape[:2], *rows.shape[1:]]}, the heads of {of!r}"
-            checks.refuse(_OP, name, f"of shape {list(cache.shape)}", wanted)
-    for name, tensor in (("v", v), ("k_cache", k_cache), ("v_cache", v_cache)):
-        checks.like(_OP, name, tensor, k, "k")
-    if slot_mapping.dtype != torch.int64:
-        checks.refuse(_OP, "slot_mapping", slot_mapping.dtype, "torch.int64", kind=TypeError)
-    checks.shape(_OP, "slot_mapping", slot_mapping, k.shape[:1], "[T] of 'k'")
-    if slot_mapping.device != k.device:
-        received = f"on device {slot_mapping.device}"
-        checks.refuse(_OP, "slot_mapping", received, f"{k.device}, as 'k'")
-    _check_memory(k, v, k_cache, v_cache, slot_mapping)
-
-
-def _check_memory(
-    k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor
-) -> None:
-    checks.no_overlap(_OP, "k_cache", k_cache, "v_cache", v_cache)
-    for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
-        checks.no_self_overlap(_OP, name, cache)
-        for other, read in (("k", k), ("v", v), ("slot_mapping", slot_mapping)):
-            checks.no_overlap(_OP, name, cache, other, read)
+    _append.check(_OP, k, v, k_cache, v_cache, slot_mapping)
+    _append.check_memory(_OP, k, v, k_cache, v_cache, slot_mapping)
 
 
 @append_paged_kv_.debug_check
 def _debug_check(
     k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor
 ) -> None:
-    slots = k_cache.shape[0] * k_cache.shape[1]
-    high = int(slot_mapping.max()) if slot_mapping.numel() else -1
-    if high >= slots:
-        accepted = f"at most {slots - 1}, the last slot of 'k_cache'; a negative one is skipped"
-        checks.refuse(_OP, "slot_mapping", f"as high as {high}", accepted)
+    _append.check_slots(_OP, k_cache, slot_mapping)
 
 
 @append_paged_kv_.fake

@@ -12,8 +12,9 @@ from torch_ops.attention import Attention, AttentionBackend
 from torch_ops.integrations.transformers.families import Family
 from torch_ops.integrations.transformers.interface import refuse_dropout, refuse_weights
 from torch_ops.integrations.transformers.masks import CausalMask, known_mask
+from torch_ops.integrations.transformers.norm import RMSNorm
 from torch_ops.integrations.transformers.paged import PagedCache
-from torch_ops.integrations.transformers.projection import FusedLinears, run_linear
+from torch_ops.integrations.transformers.projection import FusedLinears, run_linear, watched
 from torch_ops.integrations.transformers.rope import refuse_positions
 
 __all__ = ["SelfAttention"]
@@ -88,7 +89,7 @@ class SelfAttention(FusedLinears):
         cos_sin_cache, positions = position_embeddings
         paged = isinstance(cache, PagedCache)
         if paged:
-            positions = self._paged_positions(cache, batch, length, mask, k, positions)
+            self._begin_step(cache, batch, length, mask, k, positions)
         else:
             seen = 0 if cache is None else cache.get_seq_length(self.layer_idx)
             _refuse_length(seen + length, cos_sin_cache.shape[0])
@@ -96,31 +97,41 @@ class SelfAttention(FusedLinears):
                 refuse_positions(positions, cos_sin_cache.shape[0])
         if self.normalizes:
             q, k = self.q_norm(q), self.k_norm(k)
-        q, k = torch.ops.torch_ops.apply_rope(q, k, cos_sin_cache, positions)
         if paged:
-            out = cache.attend(self.layer_idx, batch, q, k, v, self.attn)
+            out = cache.attend(
+                self.layer_idx, batch, self._writable(q), k, v, cos_sin_cache, self.attn
+            )
         else:
+            q, k = torch.ops.torch_ops.apply_rope(q, k, cos_sin_cache, positions)
             q, k, v = (x.unflatten(0, (batch, length)) for x in (q, k, v))
             out = self._attend(q, k, v, cache, mask)
         out = out.reshape(batch, length, self.num_heads * self.head_dim)
         return run_linear(self.o_proj, out), None
 
-    def _paged_positions(
+    def _begin_step(
         self,
         cache: PagedCache,
         batch: int,
         length: int,
         mask: CausalMask | None,
         k: Tensor,
-        given: Tensor,
-    ) -> Tensor:
-        """Give the positions of the tokens; the first layer begins the step, and refuses others."""
+        positions: Tensor,
+    ) -> None:
+        """Begin the step in the first layer, which refuses positions that aren't the tokens'."""
         if self.layer_idx == 0:
             cache.check_model(self.layers, k)
-        step = cache.step_for(self.layer_idx, batch, length, mask)
+        cache.step_for(self.layer_idx, batch, length, mask)
         if self.layer_idx == 0:
-            cache.check_positions(given)
-        return step.positions
+            cache.check_positions(positions)
+
+    def _writable(self, q: Tensor) -> Tensor:
+        """Give queries that nobody else has: a copy of what a hook or a foreign layer may keep."""
+        if self.normalizes:
+            fresh = type(self.q_norm) is RMSNorm and not watched(self.q_norm)
+        else:
+            layer = getattr(self, self.fused[0])
+            fresh = len(self.fused) > 1 or (type(layer) is nn.Linear and not watched(layer))
+        return q if fresh else q.clone()
 
     def _attend(
         self, q: Tensor, k: Tensor, v: Tensor, cache: Any, mask: CausalMask | None

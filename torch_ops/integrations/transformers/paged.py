@@ -305,18 +305,19 @@ class PagedCache(Cache):
         q: Tensor,
         k: Tensor,
         v: Tensor,
+        cos_sin_cache: Tensor,
         attention: Callable[..., Tensor],
     ) -> Tensor:
-        """Append a layer's keys and values and attend to its sequences' pages.
+        """Rotate a layer's queries and keys, append, and attend to its sequences' pages.
 
         Args:
             layer_idx: Which layer; the last one ends the step.
-            batch, q, k, v, attention: As `PagedLayer.attend` takes them.
+            batch, q, k, v, cos_sin_cache, attention: As `PagedLayer.attend` takes them.
         """
         step, layer = self.step, self.layers[layer_idx]
         assert step is not None
         assert isinstance(layer, PagedLayer)
-        out = layer.attend(step, batch, q, k, v, attention)
+        out = layer.attend(step, batch, q, k, v, cos_sin_cache, attention)
         if layer_idx == len(self.layers) - 1:
             if self._new_columns is not None:
                 self._columns += self._new_columns

@@ -61,23 +61,28 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         q: Tensor,
         k: Tensor,
         v: Tensor,
+        cos_sin_cache: Tensor,
         attention: Callable[..., Tensor],
     ) -> Tensor:
-        """Append keys and values and attend to the sequences' pages.
+        """Rotate queries and keys, append keys and values, and attend to the sequences' pages.
 
         Args:
             step: Of the forward.
             batch: Rows of the input, ``[B, S]``.
-            q: ``[T, H, D]``.
+            q: ``[T, H, D]``; may be written over.
             k, v: ``[T, K, D]``.
+            cos_sin_cache: As `RotaryTable` gives it.
             attention: An `Attention` layer.
 
         Returns:
             ``[T, H, D]``, zeros in rows of padding.
         """
-        torch.ops.torch_ops.append_paged_kv_(k, v, self.keys, self.values, step.slots)
+        ops, pages = torch.ops.torch_ops, (self.keys, self.values, step.slots)
         if batch == step.fresh:
+            q, k = ops.apply_rope(q, k, cos_sin_cache, step.positions)
+            ops.append_paged_kv_(k, v, *pages)
             return attention(*(x.unflatten(0, (batch, -1)) for x in (q, k, v))).flatten(0, 1)
+        ops.apply_rope_append_paged_kv_(q, k, v, cos_sin_cache, step.positions, *pages)
         if step.real is None:
             return attention(q, self.keys, self.values, step.metadata)
         packed = attention(q[step.real], self.keys, self.values, step.metadata)
