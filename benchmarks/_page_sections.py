@@ -11,7 +11,8 @@ from benchmarks._bars import Groups
 
 __all__ = ["SECTIONS", "Bars", "Kind", "Table", "grid", "number"]
 
-_Data, LARGE = Mapping[str, Any], 1 << 26  # bytes; of smaller calls a launch takes more than memory
+_Data = Mapping[str, Any]
+LARGE = 1 << 26  # bytes; of smaller calls a launch takes more than the memory
 _TILES = re.compile(r"^[a-z]*-?\d+(-\d+)+$")  # names of tile sizes, which nobody chooses
 
 
@@ -272,8 +273,7 @@ SECTIONS = {
         _ops_bars,
     ),
     "rows": Kind(
-        "Norms, gates and rotary embeddings", "The Triton kernels beside other libraries'.", _rows
-    ),
+        "Norms, gates and rotary embeddings", "The Triton kernels beside other libraries'.", _rows),
     "norms_of_many_rows": Kind(
         "Norms of many rows", "The Triton kernels that are launched, beside a copy.", _norms
     ),
