@@ -13,10 +13,10 @@ from torch_ops.declarations._quantization import largest
 from . import _gates
 from ._arithmetic import narrowed, rounded, widened
 from ._gates import activated, gated
-from ._launch import Launch, Variant, kernel, remember
+from ._launch import INTERPRETED, Launch, Variant, kernel, remember
 from ._quantization import _CROWD, BY_ROW, Config, Scales, config, quantize
 from ._quantization_kernels import encode_row, shared_codes, store_scales
-from ._rows import Rows, as_rows, lane_of, offset, pieces_of, tile_rows
+from ._rows import Rows, as_rows, lane_of, offset, pieces_of, power_of_two, tile_rows
 
 __all__ = ["gated_quantize"]
 
@@ -145,7 +145,15 @@ def _plan(
 
 
 def _tile(columns: int, itemsize: int, crowded: bool, scales: Scales) -> Config:
-    """Choose what a program takes: whole rows where these share a scale."""
-    if scales.by_row:
-        return config(columns, itemsize, crowded)
-    return Config(*_gates.config(columns, itemsize))
+    """Choose what a program takes: whole rows where these share a scale.
+
+    Measured on an H200 for silu_and_mul_quant_fp8 in bfloat16: in halves 86.7 us against 91.1 for
+    16384x4096 (a copy: 83.5), 167 against 174 for 16384x8192 (163), 94.5 against 98.5 for
+    4096x16384 (83.5).
+    """
+    if not scales.by_row:
+        return Config(*_gates.config(columns, itemsize))
+    size = columns * itemsize
+    if crowded and 8192 <= size <= 32768 and columns == power_of_two(columns) and not INTERPRETED:
+        return Config(columns // 2, 1, size // 32, 2)
+    return config(columns, itemsize, crowded)
