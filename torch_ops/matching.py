@@ -13,7 +13,16 @@ from torch.fx import Graph, Node
 
 from torch_ops import dynamo, reuse
 from torch_ops.declare import Declaration
-from torch_ops.graphs import FUSED, Call, call_of, changes_state, example, examples, writes
+from torch_ops.graphs import (
+    FUSED,
+    Call,
+    call_of,
+    changes_state,
+    example,
+    examples,
+    is_ours,
+    writes,
+)
 from torch_ops.pairs import ADD, PASSES, Pass
 
 __all__ = ["Pair", "pairs_in"]
@@ -109,7 +118,7 @@ class Pair:
         for user in self._users()[1] if over else ():
             if order[user] < order[second]:
                 return f"{user.name} takes what {self.node.name} gives before {second.name}"
-            if call_of(user) is None:
+            if not is_ours(user):
                 return f"{user.name} isn't known to take what isn't contiguous"
         tensors = [x for x in examples(list(named.values())) if isinstance(x, Tensor)]
         for name in over:

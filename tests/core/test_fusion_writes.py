@@ -11,6 +11,7 @@ from torch import Tensor
 
 import torch_ops
 from torch_ops import fusion, ops
+from torch_ops.attention import Attention, AttentionMetadata
 
 from .test_fusion import called, compiled
 
@@ -68,6 +69,26 @@ def test_one_call_stands_where_the_second_was() -> None:
     call, counter = compiled(lambda *args: step(*args, backend="torch"))
     call(*inputs())
     assert called(counter)[0] == f"{PASS}.backend"
+
+
+def test_attention_layers_take_what_was_written_over() -> None:
+    layer = Attention(2, 32, 1, is_causal=True)
+    metadata = AttentionMetadata.paged(
+        [1] * 3, [1, 3, 2], [[0], [1], [2]], page_size=4, num_pages=3, device="cpu"
+    )
+
+    def decode(x: Tensor, keys: Tensor, values: Tensor) -> Any:
+        _, q, k, v = parts(x)
+        q, k = ops.apply_rope(q, k, ANGLES, torch.tensor([0, 2, 1]))
+        ops.append_paged_kv_(k, v, keys, values, torch.tensor([0, 6, 9]))
+        return (layer(q, keys, values, metadata),)
+
+    call, counter = compiled(decode)
+    x, pages = inputs(3)
+    kept, apart = pages.clone(), [part.clone() for part in pages]
+    same(call(x, *apart), decode(x, *kept))
+    assert torch.equal(torch.stack(apart), kept)
+    assert called(counter)[0] == f"{PASS}.default"
 
 
 def test_the_pass_can_be_switched_off() -> None:
