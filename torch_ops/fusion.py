@@ -15,7 +15,7 @@ from typing import Any
 
 from torch.fx import GraphModule
 
-from torch_ops import locks, matching, pairs, policy
+from torch_ops import inlining, locks, matching, pairs, policy
 from torch_ops.errors import listing, nearest
 from torch_ops.graphs import examples
 from torch_ops.matching import Pair
@@ -147,6 +147,9 @@ def _judge(pair: Pair, args: list[Any]) -> tuple[str | None, str]:
         ("fusion", found.fused, wanted, device), lambda: _serving(found, platform, wanted)
     )
     backend, reason = _serving(found, platform, wanted, calls)
+    for call in pair.calls if pair.writes and backend is not None else ():
+        if inlining.decide(call.declaration.name, examples(call.values), call.backend).inlined:
+            return None, f"{call.declaration.name} dissolves, and what writes stays one call"
     if backend is not None:
         runtime.depend_on_policy(found.fused, tuple(args), backend or None)
     return backend, reason

@@ -21,6 +21,7 @@ __all__ = [
     "changes_state",
     "example",
     "examples",
+    "is_ours",
     "writes",
 ]
 
@@ -57,6 +58,15 @@ class Call(NamedTuple):
     declaration: Declaration
     values: list[Any]
     backend: str | None
+
+
+def is_ours(node: Node) -> bool:
+    """Whether a node calls an op of ours or a layer of attention, which take any strides."""
+    target = node.target
+    if isinstance(target, torch._ops.OpOverload):
+        return target.namespace == "torch_ops"
+    name = target._qualified_op_name if isinstance(target, torch._ops.OpOverloadPacket) else ""
+    return name.startswith("torch_ops::")
 
 
 def call_of(node: Node) -> Call | None:

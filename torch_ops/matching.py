@@ -11,8 +11,18 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
+from torch_ops import dynamo, reuse
 from torch_ops.declare import Declaration
-from torch_ops.graphs import FUSED, Call, call_of, changes_state, example, examples, writes
+from torch_ops.graphs import (
+    FUSED,
+    Call,
+    call_of,
+    changes_state,
+    example,
+    examples,
+    is_ours,
+    writes,
+)
 from torch_ops.pairs import ADD, PASSES, Pass
 
 __all__ = ["Pair", "pairs_in"]
@@ -44,19 +54,23 @@ class Pair:
         """Those of the two that are ops of ours."""
         return [call for call in (self.first, self.second) if call is not None]
 
+    @property
+    def writes(self) -> bool:
+        """Whether the second call writes its arguments, as the one for both does then."""
+        return bool(self.second.declaration.mutates)
+
     def arguments(self) -> tuple[list[Any], str | None]:
         """Give the arguments of the fused call, and why it can't take the place of the pair."""
         from torch_ops.declarations import catalogue
 
-        if self.found.unserved:
-            return [], self.found.unserved
         if self.between is not None:
             return [], f"{self.between!r} lies between"
         declaration = catalogue()[self.found.fused]
         summands = zip(("x", "residual"), self.node.args, strict=True)
         named = _named(self.second) | (_named(self.first) if self.first else dict(summands))
         values = [named[name] for name in declaration.signature.parameters]
-        return values, self._bound() or self._unfit(declaration, values)
+        unfit = self._bound() or self._unwritable(declaration, named)
+        return values, unfit or self._unfit(declaration, values)
 
     def _bound(self) -> str | None:
         """Give why no call can stand for both, or None."""
@@ -93,6 +107,28 @@ class Pair:
             (kept if _place(part) != self.found.result else taken).extend(part.users)
         return [user for user in taken if user is not self.second.node], kept
 
+    def _unwritable(self, declaration: Declaration, named: dict[str, Any]) -> str | None:
+        """Give why the fused op may not write over what the first call only reads, or None.
+
+        What takes the results of the first call then gets other strides.
+        """
+        over = [name for name in declaration.mutates if name not in self.second.declaration.mutates]
+        order = {node: place for place, node in enumerate(self.node.graph.nodes)}
+        second = self.second.node
+        for user in self._users()[1] if over else ():
+            if order[user] < order[second]:
+                return f"{user.name} takes what {self.node.name} gives before {second.name}"
+            if not is_ours(user):
+                return f"{user.name} isn't known to take what isn't contiguous"
+        tensors = [x for x in examples(list(named.values())) if isinstance(x, Tensor)]
+        for name in over:
+            if dynamo.misplaced(example(named[name]), tensors):
+                return f"{name} would be written over, at an offset that varies with sizes"
+            reason = reuse.refusal(named[name], second, (self.node, second))
+            if reason is not None:
+                return reason
+        return None
+
     def _late(self) -> list[Node]:
         """Give what the second call takes that is made after the first one."""
         order = {node: place for place, node in enumerate(self.node.graph.nodes)}
@@ -124,26 +160,34 @@ class Pair:
         target, args = packet.default, tuple(values)
         if backend:
             target, args = packet.backend, (*values, backend)
-        second = self.second.node
-        with graph.inserting_before(second if self._late() else self.node):
+        second, parts = self.second.node, _parts(self.node)
+        fused = (self.found.fused, (self.found.first, self.found.second))
+        noted = (*self.node.meta.get(FUSED, ()), fused)
+        with graph.inserting_before(second if self._late() or self.writes else self.node):
             one = graph.call_function(target, args)
-        parts = _parts(self.node)
+        one.meta = {**second.meta, FUSED: noted}
+        if self.writes and self.first is not None:
+            for part in parts:  # is written where its argument is, or nobody takes it
+                part.replace_all_uses_with(self.first.values[_place(part)])
+            self._erase(parts)
+            return
         made, first = example(second), example(self.node)
         moved = {part: _place(part) + 1 for part in parts if _place(part) != self.found.result}
         results = (*made, *first[1:]) if parts else made
         if self.first is None:
             results, moved = (made, first), {second: 0, self.node: 1}
-        fused = (self.found.fused, (self.found.first, self.found.second))
-        noted = (*self.node.meta.get(FUSED, ()), fused)
-        one.meta = {**second.meta, "example_value": results, FUSED: noted}
+        one.meta["example_value"] = results
         for old, place in moved.items():
             with graph.inserting_after(one):
                 new = graph.call_function(operator.getitem, (one, place))
             new.meta = dict(old.meta)
             old.replace_all_uses_with(new)
         second.replace_all_uses_with(one)
-        for old in (second, *parts, self.node):
-            graph.erase_node(old)
+        self._erase(parts)
+
+    def _erase(self, parts: list[Node]) -> None:
+        for old in (self.second.node, *parts, self.node):
+            self.node.graph.erase_node(old)
 
 
 def pairs_in(graph: Graph) -> Iterator[Pair]:

@@ -28,7 +28,6 @@ class Pass:
         exact: Backends whose kernel of ``fused`` gives the bits of their other two; None is all,
             as the op's contract says.
         absent: Why ``fused`` doesn't take None for what the second one does.
-        unserved: Why the op is in no pair's place, whatever the calls.
     """
 
     fused: str
@@ -37,14 +36,9 @@ class Pass:
     result: int = 0
     exact: tuple[str, ...] | None = None
     absent: str = ""
-    unserved: str = ""
 
 
 _COMPUTED = "one that is computed needs all rows before the first code: they are read twice"
-_IN_PLACE = (
-    "the op writes over the queries, and apply_rope gives new ones: copying them first takes the "
-    "launch that is saved; call the op where nothing else reads them"
-)
 _NORMS_AND_GATES = ("fused_add_rms_norm", "rms_norm", "silu_and_mul")
 _QUANTIZED = {
     "quant_fp8": "quantize_fp8_per_token",
@@ -65,9 +59,7 @@ PASSES = {
     for found in (
         Pass("fused_add_rms_norm", ADD, "rms_norm", exact=("torch", "inductor", "triton")),
         *_quantizations(),
-        Pass(
-            "apply_rope_append_paged_kv_", "apply_rope", "append_paged_kv_", 1, unserved=_IN_PLACE
-        ),
+        Pass("apply_rope_append_paged_kv_", "apply_rope", "append_paged_kv_", 1),
     )
 }
 

@@ -300,7 +300,7 @@ def _turned(x: Tensor, residual: Tensor) -> Any:
         (_dunder, "iadd writes between the two"),
         (_statistics, "batch_norm writes between the two"),
         (_grad_mode, "_set_grad_enabled_1 lies between the two"),
-        (_rotated_and_appended, "the op writes over the queries, and apply_rope gives new ones"),
+        (_rotated_and_appended, "output isn't known to take what isn't contiguous"),
         (_turned, "the sum isn't contiguous, and that of the fused op is"),
     ],
 )

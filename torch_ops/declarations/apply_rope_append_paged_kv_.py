@@ -75,18 +75,20 @@ def _memory_check(
     q: Tensor, k: Tensor, v: Tensor, cos_sin_cache: Tensor, positions: Tensor, k_cache: Tensor,
     v_cache: Tensor, slot_mapping: Tensor, is_neox: bool = True,
 ) -> None:  # fmt: skip
-    if not checks.apart(k_cache, v_cache, q, k, v, cos_sin_cache, positions, slot_mapping):
-        _append.check_memory(_OP, k, v, k_cache, v_cache, slot_mapping)
-        for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
-            for other, read in (("positions", positions), ("cos_sin_cache", cos_sin_cache)):
-                checks.no_overlap(_OP, name, cache, other, read)
-            checks.no_overlap(_OP, "q", q, name, cache)
-    # Parts of one packed projection.
-    checks.no_overlap(_OP, "q", q, "k", k)
+    indices = cos_sin_cache, positions, slot_mapping
+    pages_apart = checks.apart(k_cache, v_cache, q, k, v, *indices)
+    if pages_apart and checks.apart(q, k_cache, k, v, *indices):
+        return
+    checks.no_overlap(_OP, "q", q, "k", k)  # parts of one projection, mostly
     checks.no_overlap(_OP, "q", q, "v", v)
-    checks.no_overlap(_OP, "q", q, "positions", positions)
-    checks.no_overlap(_OP, "q", q, "cos_sin_cache", cos_sin_cache)
-    checks.no_overlap(_OP, "q", q, "slot_mapping", slot_mapping)
+    if pages_apart and checks.apart(q, k_cache, *indices):
+        return
+    _append.check_memory(_OP, k, v, k_cache, v_cache, slot_mapping)
+    for name, written in (("q", q), ("k_cache", k_cache), ("v_cache", v_cache)):
+        checks.no_overlap(_OP, name, written, "positions", positions)
+        checks.no_overlap(_OP, name, written, "cos_sin_cache", cos_sin_cache)
+    for name, other in (("k_cache", k_cache), ("v_cache", v_cache), ("slot_mapping", slot_mapping)):
+        checks.no_overlap(_OP, "q", q, name, other)
 
 
 @apply_rope_append_paged_kv_.debug_check
