@@ -47,7 +47,33 @@ def _latents(data: _Data) -> Iterator[Table]:
     yield Table("us (TB/s)", grid(["heads, sequences x keys"], rows))
 
 
+def _calls_of_models(data: _Data) -> Iterator[Table]:
+    spreads = {n: s for n, s in data["summary"].items() if isinstance(s, dict) and "least" in s}
+    head = ["times of", "over", "cells", "geometric mean", "least", "in", "most", "in"]
+    lines = []
+    for name, spread in spreads.items():
+        of = ("selected", "the best") if name == "over_best" else (name, "selected")
+        names = ("cells", "mean", "least", "of_least", "worst", "of_worst")
+        lines.append([*of, *(number(spread[key]) for key in names)])
+    yield Table("ratios", [head, *lines])
+    rows = [
+        (
+            [row["call"], row["selected"] or ""],
+            {name: number(cell["us"]) for name, cell in row["cells"].items() if "us" in cell},
+        )
+        for row in data["rows"]
+    ]
+    yield Table("us", grid(["call", "selected is"], rows))
+
+
 SECTIONS = {
+    "grid": Kind(
+        "Calls of models",
+        "Decoding and prompts of models, replayed from CUDA graphs with a cold L2 cache: every "
+        "kernel that is right, and the one that the shipped table selects. Of paged and packed "
+        "attention FlashInfer is timed with its plan, and left out of the ratios.",
+        _calls_of_models,
+    ),
     "compile": Kind(
         "In compiled graphs",
         "A chain of 32 norms and a block of Llama: small ops by hand, by `custom_op`, by `define` "

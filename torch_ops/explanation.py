@@ -234,7 +234,8 @@ def _ranked(
             )
         judged.append(candidate)
 
-    best = [name for name in (row.order if row is not None else ()) if name in order]
+    usable = {candidate.backend.value for candidate in judged if candidate.usable}
+    best = list(row.preferred([n for n in order if n in usable]) if row is not None else ())
     best += [name for name in order if name not in best]
 
     def rank(candidate: Candidate) -> int:

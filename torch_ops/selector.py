@@ -263,7 +263,9 @@ def _automatic(
             judged[name] = Candidate(old.backend, False, (*old.reasons, reason), old.state)
     ranked = sorted(specs, key=lambda name: order.index(name) if name in order else len(order))
     best = policy.tuned.get((platform.device, platform.arch, op))
-    measured = row.order if row is not None else () if best is None else (best.value,)
+    measured: tuple[str, ...] = () if best is None else (best.value,)
+    if row is not None:
+        measured = row.preferred([name for name in order if name in specs and judged[name].usable])
     measured = tuple(name for name in measured if name in judged and judged[name].usable)
     ranked = [*measured, *(name for name in ranked if name not in measured)]
     source = "tuned" if measured else "declared"

@@ -32,6 +32,8 @@ FORMAT = 1
 SHIPPED = Path(__file__).with_name("tables")
 PACKAGES = ("torch", "triton", "flashinfer-python", "sglang-kernel")
 NONE = "none"
+TIE = 1.02
+"""Times over the fastest one's that count as equal: one kernel, captured twice, differs by that."""
 _FIELDS = ("format", "device", "versions", "registry", "rows")
 
 
@@ -53,6 +55,17 @@ class Row:
     def order(self) -> tuple[str, ...]:
         """Names of the backends, the fastest first."""
         return tuple(self.us)
+
+    def preferred(self, declared: Sequence[str]) -> tuple[str, ...]:
+        """Name those that were measured, the fastest first; what ties with it as it is declared.
+
+        Args:
+            declared: The declared order of the backends that can serve.
+        """
+        served = [name for name in declared if name in self.us]
+        least = min((self.us[name] for name in served), default=0.0)
+        tied = [name for name in served if self.us[name] <= least * TIE]
+        return (*tied, *(name for name in self.us if name in served and name not in tied))
 
 
 @dataclass(frozen=True)

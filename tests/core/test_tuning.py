@@ -134,6 +134,37 @@ def test_predicates_policies_and_scopes_win(
     assert toy() == 2.0
 
 
+def test_what_ties_with_the_fastest_goes_by_the_declared_order(save: Save, served: Toy) -> None:
+    """Two captures of one kernel differ by as much; Inductor would compile for it."""
+    order = [c.backend.value for c in torch_ops.explain("toy").candidates]
+    first, last = order[0], order[-1]
+    for us, chosen in ((1.02, first), (1.021, last)):
+        torch_ops.load_tuning_table(save({SMALL: {last: 1.0, first: us}}))
+        found = torch_ops.explain("toy", torch.ones(2, 3))
+        assert (found.chosen, found.source) == (Backend(chosen), "tuned")
+        assert found.candidates[0].backend.value == chosen
+        with torch_ops.trace() as seen:
+            served()
+        assert [record.backend.value for record in seen.records] == [chosen]
+
+
+def test_what_ties_with_a_kernel_that_cannot_serve_is_no_matter(toy: Toy) -> None:
+    row = tuning.Row(SMALL, {"aiter": 0.5, "triton": 1.0, "torch": 1.01, "inductor": 2.0})
+    assert row.preferred(["torch", "inductor", "triton"]) == ("torch", "triton", "inductor")
+    assert row.preferred(["inductor", "triton"]) == ("triton", "inductor")
+    assert tuning.Row(SMALL, {}).preferred(["torch"]) == ()
+
+
+def test_shipped_tables_hold_for_the_kernels_of_this_version() -> None:
+    """Where versions are those of the table: else it is refused, and says why."""
+    paths = sorted(tuning.SHIPPED.glob("*.json"))
+    assert [path.name for path in paths] == ["nvidia-h200.json"]
+    for path in paths:
+        table = tuning.read(path)
+        assert table.registry == tuning.fingerprint(table.rows), "measure anew: torch-ops tune"
+        assert all(row.us for rows in table.rows.values() for row in rows.values())
+
+
 def test_explain_shows_the_row_and_the_times(save: Save, served: Toy) -> None:
     path = save({SMALL: {"triton": 2.5, "torch": 9.25}})
     data = json.loads(path.read_text())
