@@ -32,7 +32,12 @@ def test_eager_cost_is_within_its_limits() -> None:
     assert {(row["op"], row["mode"]) for row in rows} == {
         (op, mode) for op in ("rms_norm", "fused_add_rms_norm_") for mode in ("grad", "inference")
     }
-    assert reports[-1]["guard_us"] <= 3.0
-    assert set(reports[-1]["trace_us"]) == {"eager", "inlined", "replayed", "called in a frame"}
+    assert reports[-1]["guard_us"] <= 3.0 * reports[-1]["slowness"]
+    assert set(reports[-1]["trace_us"]) == {
+        "eager",
+        "inlined",
+        "replayed",
+        "called in a frame",
+    }
     shown = [(row["op"], row["mode"], row["ratios"]) for row in rows]
-    assert reports[-1]["ok"], (shown, reports[-1]["trace_us"])
+    assert reports[-1]["ok"], (shown, reports[-1]["trace_us"], reports[-1]["slowness"])

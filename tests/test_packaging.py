@@ -40,6 +40,7 @@ CORE = (
     "test_schema",
     "test_selector",
 )
+TORCH_IMPORT_S = 1.0  # of a machine that the budget is for: a slower one has more time
 IMPORT_BUDGET_S = 0.05 + 0.003 * len([*(ROOT / "torch_ops" / "declarations").glob("[!_]*.py")])
 
 
@@ -157,11 +158,13 @@ def test_wheel_is_what_is_imported(clean_python: Path, tmp_path: Path) -> None:
 def test_import_is_cheap(clean_python: Path, tmp_path: Path) -> None:
     """Processor time, minimum over processes: other work on the machine only ever adds to it."""
     code = (
-        "import torch, time; start = time.process_time(); import torch_ops;"
-        "print(time.process_time() - start)"
+        "import time; clock = time.process_time; began = clock(); import torch; torchs = clock();"
+        "import torch_ops; print(clock() - torchs, torchs - began)"
     )
-    seconds = [float(run(clean_python, "-c", code, cwd=tmp_path)) for _ in range(5)]
-    assert min(seconds) <= IMPORT_BUDGET_S, f"import torch_ops took {min(seconds):.3f} s of its own"
+    timed = [map(float, run(clean_python, "-c", code, cwd=tmp_path).split()) for _ in range(5)]
+    own, torchs = map(min, zip(*timed, strict=True))
+    budget = IMPORT_BUDGET_S * max(torchs / TORCH_IMPORT_S, 1.0)
+    assert own <= budget, f"import torch_ops took {own:.3f} s of its own, torch {torchs:.3f}"
 
 
 def test_import_loads_nothing_heavy(clean_python: Path, tmp_path: Path) -> None:

@@ -32,16 +32,17 @@ def same(a: Tensor, b: Tensor) -> bool:
     return torch.equal(a.view(torch.uint8), b.view(torch.uint8))
 
 
-# Inductor compiles each layout anew: of some ops here, of the others where all is tried.
+# Inductor compiles each layout and mode anew: of some ops here, of the others where all is tried.
 COMPILED = ("fused_add_rms_norm", "rms_norm", "silu_and_mul")
 
 
-LONG = (("attention", "inductor"), ("attention_with_lse", "inductor"))
+def _anew(op: str, backend: str) -> bool:
+    return backend == "inductor" and op not in COMPILED
 
 
 def _cell(op: str, backend: str, layout: str) -> object:
-    anew = backend == "inductor" and op not in COMPILED
-    return pytest.param(op, backend, layout, marks=[pytest.mark.exhaustive] if anew else [])
+    marks = [pytest.mark.exhaustive] if _anew(op, backend) else []
+    return pytest.param(op, backend, layout, marks=marks)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +128,7 @@ def test_fake_and_kernel_agree_on_every_dtype_and_size(op: str, dtype: torch.dty
 
 @pytest.mark.parametrize(
     ("op", "backend"),
-    [pytest.param(*cell, marks=[pytest.mark.exhaustive] if cell in LONG else []) for cell in CELLS],
+    [pytest.param(*cell, marks=[pytest.mark.exhaustive] if _anew(*cell) else []) for cell in CELLS],
 )
 def test_every_mode_gives_the_same_bits(op: str, backend: str) -> None:
     """Grad mode, no_grad, inference mode with plain and with inference tensors, and autocast."""

@@ -18,17 +18,21 @@ LAYOUTS = {"right already": "contiguous"} | {name: name for name in samples.LAYO
 LAYOUTS.pop("contiguous")
 
 
-# What takes Inductor longest, where all is tried.
+# What takes Inductor longest, where all is tried; and so do layouts, of which it gets copies.
 LONG = ("apply_rope", "attention", "attention_with_lse", "merge_state", "min_p_filter")
+COMPILED = ("fused_add_rms_norm", "silu_and_mul")
 
 
-def _cell(op: str, backend: str) -> object:
-    long = backend == "inductor" and op in LONG
-    return pytest.param(op, backend, marks=[pytest.mark.exhaustive] if long else [])
+def _cell(op: str, backend: str, layout: str) -> object:
+    plain = layout == "right already" or op in COMPILED
+    long = backend == "inductor" and (op in LONG or not plain)
+    return pytest.param(op, backend, layout, marks=[pytest.mark.exhaustive] if long else [])
 
 
-@pytest.mark.parametrize("layout", [*LAYOUTS, "zero-size"])
-@pytest.mark.parametrize(("op", "backend"), [_cell(*cell) for cell in CELLS])
+@pytest.mark.parametrize(
+    ("op", "backend", "layout"),
+    [_cell(*cell, layout) for cell in CELLS for layout in (*LAYOUTS, "zero-size")],
+)
 def test_opcheck(op: str, backend: str, layout: str) -> None:
     """Schema, autograd registration, fake against real, and AOTAutograd with dynamic shapes."""
     args = samples.arguments(op, rows=0 if layout == "zero-size" else 3)

@@ -41,7 +41,7 @@ def report(request: pytest.FixtureRequest) -> Iterator[Report]:
 
 
 def _run() -> Report:
-    settings = Settings(measured=8, rounds=2)
+    settings = Settings(measured=4, rounds=1)
     return torch_ops.demo.run(settings=settings, progress=Silent())
 
 

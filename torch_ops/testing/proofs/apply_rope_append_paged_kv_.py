@@ -39,6 +39,7 @@ DIMS = {
 AXES: dict[str, Sequence[Any]] = {
     **_rope.AXES,
     "layout": LAYOUTS,
+    "regime": ("normal", "rows", "zeros", "wide", "huge", "spiky"),
     "dims": tuple(DIMS),
     "cache": CACHE_LAYOUTS,
     "skipped": ("none", "some", "all"),
