@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -297,6 +298,16 @@ MAKERS: dict[str, Callable[[int, torch.dtype], Arguments]] = {
     "varlen_attention_with_lse": _varlen,
 }
 OPS = sorted(MAKERS)
+_ALIKE = ("_per_group", "_per_tensor", "_backward")
+
+
+def alike(op: str) -> list[pytest.MarkDecorator]:
+    """Mark a variant of another op, to be tried where all is: how it is declared is the same."""
+    return [pytest.mark.exhaustive] if op.endswith(_ALIKE) else []
+
+
+SOME = [pytest.param(op, marks=alike(op)) for op in OPS]
+"""All ops, variants of others only where all is tried."""
 BACKENDS = ("torch", "inductor")
 """Those that a CPU has, `torch` for every op."""
 

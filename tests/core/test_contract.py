@@ -115,7 +115,12 @@ def test_mutating_ops_write_what_the_functional_ones_return(op: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("op", "dtype"), [(op, dtype) for op in OPS for dtype in catalogue()[op].dtypes]
+    ("op", "dtype"),
+    [
+        pytest.param(op, dtype, marks=samples.alike(op))
+        for op in OPS
+        for dtype in catalogue()[op].dtypes
+    ],
 )
 def test_fake_and_kernel_agree_on_every_dtype_and_size(op: str, dtype: torch.dtype) -> None:
     """Shapes, strides, dtypes and devices, by PyTorch's comparison of each call with its fake."""

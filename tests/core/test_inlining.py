@@ -227,6 +227,7 @@ def test_autocast_changes_nothing() -> None:
         assert torch.equal(compiled(q, q, q), expected)
 
 
+@pytest.mark.exhaustive
 def test_training_goes_through_the_reference() -> None:
     """Of what dissolves; any other call has its backward, as in eager code."""
     sizes = ((9, 64), (9, 64), (64,))

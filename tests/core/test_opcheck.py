@@ -26,7 +26,8 @@ COMPILED = ("fused_add_rms_norm", "silu_and_mul")
 def _cell(op: str, backend: str, layout: str) -> object:
     plain = layout == "right already" or op in COMPILED
     long = backend == "inductor" and (op in LONG or not plain)
-    return pytest.param(op, backend, layout, marks=[pytest.mark.exhaustive] if long else [])
+    marks = [pytest.mark.exhaustive] if long else samples.alike(op)
+    return pytest.param(op, backend, layout, marks=marks)
 
 
 @pytest.mark.parametrize(

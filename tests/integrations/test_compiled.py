@@ -52,7 +52,7 @@ def decode(
 @pytest.mark.parametrize(
     "family",
     [
-        "Llama",
+        pytest.param("Llama", marks=pytest.mark.exhaustive),
         pytest.param("Qwen2", marks=pytest.mark.exhaustive),
         pytest.param("Mistral", marks=pytest.mark.exhaustive),
     ],
@@ -91,6 +91,7 @@ def test_two_graphs_serve_any_length_and_a_swap_compiles_none(family: str) -> No
     assert counter.graphs == 2
 
 
+@pytest.mark.exhaustive
 def test_the_compiled_product_with_one_row_is_as_accurate() -> None:
     made, ids = model("Qwen2"), tokens(1, 1)
     truth, plain = support.exact(made, ids), made(ids).logits
