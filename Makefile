@@ -22,7 +22,7 @@ help:
 	@echo "make demo    set up .venv and answer a question with a real model"
 	@echo "make test    set up .venv and run the tests"
 	@echo "make test-exhaustive"
-	@echo "             the same, and in every dtype what those sample"
+	@echo "             the same, and all of what those sample"
 	@echo "make lint    check style and types"
 	@echo "make format  apply the style"
 	@echo "make clean   remove .venv and what was built"

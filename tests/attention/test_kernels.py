@@ -75,6 +75,7 @@ def test_each_torch_backend_runs_its_own_kernel(
         assert support.sdpa(partial(layer, *inputs)) == {KERNELS[backend, device.type]}
 
 
+@pytest.mark.exhaustive
 def test_inductor_runs_compiled_code(device: torch.device) -> None:
     layer = build("inductor", device, torch.float32, is_causal=True)
     inputs = support.inputs(layer, device=device)

@@ -60,7 +60,12 @@ def runs(op: str, call: Callable[..., Any], args: Arguments) -> list[Tensor]:
 
 
 @pytest.mark.parametrize(
-    "way", ["operator", pytest.param("overload", marks=pytest.mark.exhaustive), "callable"]
+    "way",
+    [
+        "operator",
+        pytest.param("overload", marks=pytest.mark.exhaustive),
+        pytest.param("callable", marks=pytest.mark.exhaustive),
+    ],
 )
 @pytest.mark.parametrize("op", SOME)
 def test_every_way_of_calling_compiles_whole(op: str, way: str) -> None:

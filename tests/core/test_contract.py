@@ -124,7 +124,7 @@ def test_mutating_ops_write_what_the_functional_ones_return(op: str) -> None:
 )
 def test_fake_and_kernel_agree_on_every_dtype_and_size(op: str, dtype: torch.dtype) -> None:
     """Shapes, strides, dtypes and devices, by PyTorch's comparison of each call with its fake."""
-    for rows in (0, 1, 2, 5):
+    for rows in (0, 1, 3):
         args = samples.arguments(op, rows, dtype)
         for layout in LAYOUTS:
             with CrossRefFakeMode(check_strides=True, check_aliasing=True):

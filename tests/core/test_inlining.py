@@ -74,7 +74,9 @@ def names_op(source: str) -> bool:
 # ------------------------------------------------------------------ code and values
 
 
-@pytest.mark.parametrize("dynamic", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "dynamic", [False, pytest.param(True, marks=[pytest.mark.slow, pytest.mark.exhaustive])]
+)
 def test_as_many_kernels_as_by_hand(dynamic: bool) -> None:
     """No call of an op; compiled whole; what the contract rounds is rounded."""
     x, residual = (torch.randn(32, 64, dtype=torch.bfloat16) for _ in range(2))

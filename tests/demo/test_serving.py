@@ -238,6 +238,7 @@ def test_what_differs_is_told_from_a_tie() -> None:
     assert _compare(plain, second, 1e-3) == ((1, 2, 4), (0,))
 
 
+@pytest.mark.exhaustive  # the demo's tests run the same weights
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.filterwarnings("default")  # what transformers warns of is not ours to fail for
