@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from benchmarks._page_sections import Kind, Table, grid, number
+from benchmarks._page_sections import Kind, Table, grid, number, timed
 
 __all__ = ["SECTIONS"]
 
@@ -34,14 +34,7 @@ def _train(data: _Data) -> Iterator[Table]:
 
 def _latents(data: _Data) -> Iterator[Table]:
     rows = [
-        (
-            [row["name"]],
-            {
-                name: f"{number(cell['us'])} ({number(cell['tb_s'])})"
-                for name, cell in row["cells"].items()
-                if "us" in cell
-            },
-        )
+        ([row["name"]], {n: f"{number(c['us'])} ({number(c['tb_s'])})" for n, c in timed(row)})
         for row in data["rows"]
     ]
     yield Table("us (TB/s)", grid(["heads, sequences x keys"], rows))
@@ -59,7 +52,7 @@ def _calls_of_models(data: _Data) -> Iterator[Table]:
     rows = [
         (
             [row["call"], row["selected"] or ""],
-            {name: number(cell["us"]) for name, cell in row["cells"].items() if "us" in cell},
+            {name: number(cell["us"]) for name, cell in timed(row)},
         )
         for row in data["rows"]
     ]

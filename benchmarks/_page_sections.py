@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from benchmarks import _generation_table
 from benchmarks._bars import Groups
 
-__all__ = ["SECTIONS", "Bars", "Kind", "Table", "grid", "number"]
+__all__ = ["SECTIONS", "Bars", "Kind", "Table", "grid", "number", "timed"]
 
 _Data = Mapping[str, Any]
 LARGE = 1 << 26  # bytes; of smaller calls a launch takes more than the memory
@@ -91,7 +91,7 @@ def _ops(data: _Data) -> Iterator[Table]:
         own = [row for row in data["rows"] if row["op"] == op]
         rows = []
         for row in own:
-            cells = {n: f"{number(c['us'])} ({number(c['rate'])})" for n, c in _timed(row)}
+            cells = {n: f"{number(c['us'])} ({number(c['rate'])})" for n, c in timed(row)}
             if row.get("selected") and "selected" in cells:
                 cells["selected"] += f" {row['selected']}"
             rows.append(([row.get("name") or _call(row), row["dtype"]], cells))
@@ -102,13 +102,14 @@ def _call(row: _Data) -> str:
     return str(row["call"]).removeprefix(f"{row['op']} ")
 
 
-def _timed(row: _Data) -> Iterator[tuple[str, _Data]]:
+def timed(row: _Data) -> Iterator[tuple[str, _Data]]:
+    """Give the cells of a row that have a time, by name."""
     return ((name, cell) for name, cell in row["cells"].items() if "us" in cell)
 
 
 def _ops_bars(data: _Data) -> Bars | None:
     groups = [
-        (f"{row['op']} {_call(row)}", {n: c["rate"] / 1e3 for n, c in _timed(row) if n != "torch"})
+        (f"{row['op']} {_call(row)}", {n: c["rate"] / 1e3 for n, c in timed(row) if n != "torch"})
         for row in data["rows"]
         if row["unit"] == "GB/s" and row["bytes"] >= LARGE
     ]
@@ -153,7 +154,7 @@ def _attention_bars(data: _Data) -> Bars | None:
 def _paged(data: _Data) -> Iterator[Table]:
     rows = [
         ([row["op"], row["call"]],
-         {n: f"{number(c['us'])} ({number(c['tb_s'])})" for n, c in _timed(row)})
+         {n: f"{number(c['us'])} ({number(c['tb_s'])})" for n, c in timed(row)})
         for row in data["rows"]
     ]  # fmt: skip
     yield Table("us (TB/s of keys and values)", grid(["op", "call"], rows))
@@ -161,8 +162,7 @@ def _paged(data: _Data) -> Iterator[Table]:
 
 def _paged_bars(data: _Data) -> Bars | None:
     groups = [
-        (row["call"], {n: c["tb_s"] for n, c in _timed(row) if n != "torch"})
-        for row in data["rows"]
+        (row["call"], {n: c["tb_s"] for n, c in timed(row) if n != "torch"}) for row in data["rows"]
     ]
     return Bars("TB/s", groups, ("copy", data["copy_tb_s"])) if groups else None
 
