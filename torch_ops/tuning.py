@@ -56,6 +56,17 @@ class Row:
         """Names of the backends, the fastest first."""
         return tuple(self.us)
 
+    @property
+    def ties(self) -> tuple[tuple[str, int], ...]:
+        """Each backend, the fastest first, and how many take up to `TIE` times as long.
+
+        All that `preferred` goes by, whichever of them can serve.
+        """
+        times = self.us.values()
+        return tuple(
+            (name, sum(us <= other <= us * TIE for other in times)) for name, us in self.us.items()
+        )
+
     def preferred(self, declared: Sequence[str]) -> tuple[str, ...]:
         """Name those that were measured, the fastest first; what ties with it as it is declared.
 
@@ -88,10 +99,10 @@ class Table:
     rows: Mapping[str, Mapping[str, Row]]
     digest: str
 
-    def orders(self, op: str) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    def orders(self, op: str) -> tuple[tuple[str, tuple[tuple[str, int], ...]], ...]:
         """Give what the table decides of an op, alike for tables that decide alike."""
         rows = self.rows.get(op, {})
-        return tuple((name, rows[name].order) for name in sorted(rows))
+        return tuple((name, rows[name].ties) for name in sorted(rows))
 
     def refusal(self, devices: Iterable[str]) -> str | None:
         """Give why the table doesn't hold on these devices and this installation, or None."""
@@ -332,7 +343,7 @@ def rows_of(op: str, platform: Platform) -> list[Row]:
     return [] if table is None else list(table.rows.get(op, {}).values())
 
 
-def state(op: str, platform: Platform) -> tuple[tuple[str, tuple[str, ...]], ...]:
+def state(op: str, platform: Platform) -> tuple[tuple[str, tuple[tuple[str, int], ...]], ...]:
     """Give what the device's table decides of an op; empty where it says nothing."""
     table = active(platform).table
     return () if table is None else table.orders(op)

@@ -148,6 +148,33 @@ def test_what_ties_with_the_fastest_goes_by_the_declared_order(save: Save, serve
         assert [record.backend.value for record in seen.records] == [chosen]
 
 
+def test_compiled_code_follows_a_table_that_differs_in_a_tie_alone(
+    tmp_path: Path, fresh_dynamo: None
+) -> None:
+    """It dissolves where `torch` ties, which is declared first, and else calls what is faster."""
+    x, path, op = torch.ones(3, 8), tmp_path / "table.json", catalogue()["rms_norm"]
+    bucket, other = (buckets.bucket(op, (x[:n], None, 1e-6)) for n in (3, 1))
+    compiled = torch.compile(lambda x: torch.ops.torch_ops.rms_norm(x, None, 1e-6), backend="eager")
+    for us, chosen in ((1.01, "torch"), (1.5, "inductor"), (1.01, "torch")):
+        times = {"inductor": 1.0, "torch": us}
+        rows = {"rms_norm": [tuning.Row(bucket, times), tuning.Row(other, {"torch": 1.0})]}
+        path.write_text(json.dumps(tuning.written(tuning.device_name(CPU), rows)))
+        torch_ops.load_tuning_table(path)
+        with torch_ops.trace() as seen:
+            compiled(x)
+        assert [record.backend.value for record in seen.records] == [chosen]
+    torch_ops.clear_tuning_table()
+
+
+def test_rows_are_alike_where_they_decide_alike() -> None:
+    first, alike, other = (
+        tuning.Row(SMALL, {"triton": a, "inductor": b, "torch": c})
+        for a, b, c in ((1.0, 1.01, 2.0), (3.0, 3.05, 9.0), (1.0, 1.5, 2.0))
+    )
+    assert first.ties == alike.ties
+    assert first.ties != other.ties
+
+
 def test_what_ties_with_a_kernel_that_cannot_serve_is_no_matter(toy: Toy) -> None:
     row = tuning.Row(SMALL, {"aiter": 0.5, "triton": 1.0, "torch": 1.01, "inductor": 2.0})
     assert row.preferred(["torch", "inductor", "triton"]) == ("torch", "triton", "inductor")
