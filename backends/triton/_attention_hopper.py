@@ -14,7 +14,7 @@ from torch_ops.platform import Platform
 
 from ._launch import INTERPRETED, Variant
 
-__all__ = ["Long", "LongConfig", "config", "describable", "fits"]
+__all__ = ["Long", "LongConfig", "config", "describable", "fits", "gluon_runs"]
 
 _VERSIONS = ((3, 6), (3, 9))  # of Triton, with whose Gluon the kernel is known to compile
 _LANE = 8
@@ -42,7 +42,7 @@ def config(block_d: int) -> LongConfig:
 
 
 @functools.cache
-def _available(device: int) -> bool:
+def gluon_runs(device: int) -> bool:
     version = tuple(int(part) for part in triton.__version__.split(".")[:2])
     if INTERPRETED or device < 0 or not _VERSIONS[0] <= version <= _VERSIONS[1]:
         return False
@@ -68,7 +68,7 @@ def fits(queries: int, head_dim: int, value_dim: int, lane: int, device: int) ->
         and lane == _LANE
         and 32 < head_dim == value_dim
         and head_dim % _LANE == 0
-        and _available(device)
+        and gluon_runs(device)
     )
 
 

@@ -8,8 +8,7 @@ under the other's products.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -21,23 +20,16 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-__all__ = ["ROWS", "attend_long"]
+from ._hopper import barriers, device_function, load, store
 
-_F = TypeVar("_F", bound=Callable[..., Any])
+__all__ = ["ROWS", "attend_long"]
 
 ROWS = 128
 _HALF = gl.constexpr(ROWS // 2)
 _LN_2 = gl.constexpr(0.6931471805599453)
-_load = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
-_store = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global
 
 
-def _device_function(function: _F) -> _F:
-    made: _F = gluon.jit(function)
-    return made
-
-
-@_device_function
+@device_function
 def _capped(logits: gl.tensor, cap: gl.tensor) -> gl.tensor:
     """Give ``cap * tanh(logits * ln(2) / 2)``; 1 - t is exact where tanh is small."""
     t = gl.exp2(-gl.abs(logits))
@@ -45,7 +37,7 @@ def _capped(logits: gl.tensor, cap: gl.tensor) -> gl.tensor:
     return gl.where(logits < 0.0, -size, size)
 
 
-@_device_function
+@device_function
 def _weigh(
     logits: gl.tensor, top: gl.tensor, total: gl.tensor, start: gl.tensor, place: gl.tensor,
     limits: gl.tuple, numbers: gl.tuple,
@@ -73,7 +65,7 @@ def _weigh(
     return weights, shrink, new_top, total * shrink + gl.sum(weights, 1)
 
 
-@_device_function
+@device_function
 def _limits(
     first: gl.tensor, keys: gl.tensor, window: gl.tensor,
     CAUSAL: gl.constexpr, WINDOW: gl.constexpr, BLOCK_N: gl.constexpr,
@@ -88,7 +80,7 @@ def _limits(
     return left, right
 
 
-@_device_function
+@device_function
 def _product(
     q: gl.tensor, k_at: gl.tensor, stage: gl.tensor, BLOCK_N: gl.constexpr, LAYOUT: gl.constexpr
 ) -> gl.tensor:
@@ -98,7 +90,7 @@ def _product(
     return warpgroup_mma(q, keys, zeros, use_acc=False, is_async=True)
 
 
-@_device_function
+@device_function
 def _finish(
     sums: gl.tensor, top: gl.tensor, total: gl.tensor, q: gl.tensor, out: gl.tensor,
     lse: gl.tensor, place: gl.tuple, lengths: gl.tuple, rows: gl.tensor,
@@ -117,11 +109,11 @@ def _finish(
     sums = sums * gl.convert_layout(1.0 / total, LAYOUT)[:, None]
     q.store(sums.to(q.dtype))
     fence_async_shared()
-    _store(out, [batch, head, start, 0], q)
+    store(out, [batch, head, start, 0], q)
     tma.store_wait(0)
 
 
-@_device_function
+@device_function
 def _multiply(
     memory: gl.tuple, full: gl.tuple, free: gl.tuple, out: gl.tensor, lse: gl.tensor,
     numbers: gl.tuple, lengths: gl.tuple, tile: gl.tuple,
@@ -187,7 +179,7 @@ def _multiply(
     _finish(sums, top, total, q, out, lse, (batch, head, start), lengths, rows, LSE, SHIFT, OF_SUMS)
 
 
-@_device_function
+@device_function
 def _load_ahead(
     q: gl.tensor, k: gl.tensor, v: gl.tensor, memory: gl.tuple, full: gl.tuple, free: gl.tuple,
     group: gl.tensor, tile: gl.tuple, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
@@ -198,27 +190,18 @@ def _load_ahead(
     k_free, v_free = free
     batch, head, start, high, count = tile
     mbarrier.expect(q_full, 2 * q.block_type.nbytes)
-    _load(q, [batch, head, start, 0], q_full, q_at.index(0))
-    _load(q, [batch, head, start + _HALF, 0], q_full, q_at.index(1))
+    load(q, [batch, head, start, 0], q_full, q_at.index(0))
+    load(q, [batch, head, start + _HALF, 0], q_full, q_at.index(1))
     for step in range(count):
         key = (high - 1 - step) * BLOCK_N
         stage = step % STAGES
         phase = ((step // STAGES) & 1) ^ 1
         mbarrier.wait(k_free.index(stage), phase)
         mbarrier.expect(k_full.index(stage), k.block_type.nbytes)
-        _load(k, [batch, head // group, key, 0], k_full.index(stage), k_at.index(stage))
+        load(k, [batch, head // group, key, 0], k_full.index(stage), k_at.index(stage))
         mbarrier.wait(v_free.index(stage), phase)
         mbarrier.expect(v_full.index(stage), v.block_type.nbytes)
-        _load(v, [batch, head // group, key, 0], v_full.index(stage), v_at.index(stage))
-
-
-@_device_function
-def _barriers(STAGES: gl.constexpr, ARRIVALS: gl.constexpr) -> gl.tensor:
-    """Make a barrier for each stage."""
-    made = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for stage in gl.static_range(STAGES):
-        mbarrier.init(made.index(stage), ARRIVALS)
-    return made
+        load(v, [batch, head // group, key, 0], v_full.index(stage), v_at.index(stage))
 
 
 def _attend_long(
@@ -251,8 +234,8 @@ def _attend_long(
         gl.allocate_shared_memory(q.dtype, [STAGES, BLOCK_N, BLOCK_D], SWIZZLED),
         gl.allocate_shared_memory(q.dtype, [STAGES, BLOCK_N, BLOCK_D], SWIZZLED),
     )
-    full = (_barriers(1, 1).index(0), _barriers(STAGES, 1), _barriers(STAGES, 1))
-    free = (_barriers(STAGES, 2), _barriers(STAGES, 2))
+    full = (barriers(1, 1).index(0), barriers(STAGES, 1), barriers(STAGES, 1))
+    free = (barriers(STAGES, 2), barriers(STAGES, 2))
     fence_async_shared()
     program = gl.program_id(0)
     slot = program % slots

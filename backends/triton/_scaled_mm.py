@@ -12,6 +12,7 @@ from torch_ops.declarations._scaled_mm import BLOCK, forms
 
 from ._attention import arch_of
 from ._launch import INTERPRETED, WARP, Launch, remember
+from ._scaled_mm_hopper import Large, fits
 from ._scaled_mm_kernel import multiply as kernel
 
 __all__ = ["Config", "config", "multiply", "refusal"]
@@ -62,7 +63,8 @@ def config(arch: str | None, m: int, lane: int, *, grouped: bool, exact: bool) -
 
     Measured on an H200 for 4096 x 4096 x 4096: int8 134 us with tiles of 128 x 256, 161 of
     128 x 128; float8, whose promoted sums need as many registers again, 151 of 256 x 128, 162 and
-    380. For 16 x 6144 x 4096 16 us, for 64 x 4096 x 4096 13, for 512 x 7168 x 2048 25.
+    380, and 106 in Gluon, see `_scaled_mm_hopper`. For 16 x 6144 x 4096 16 us, for 64 x 4096 x 4096
+    13, for 512 x 7168 x 2048 25.
 
     Where elements are loaded one by one, tiles are too small for tensor cores that work on their
     own: see `_attention.config`.
@@ -91,7 +93,7 @@ def config(arch: str | None, m: int, lane: int, *, grouped: bool, exact: bool) -
     return Config(128, 256, 128, 8, 3) if exact else Config(256, 128, 128, 8, 3)
 
 
-_launches: dict[Any, Launch] = {}
+_launches: dict[Any, Launch | Large] = {}
 
 
 def multiply(
@@ -114,12 +116,16 @@ def multiply(
         scale_b.shape, scale_b.stride(), out_dtype,
         None if bias is None else (bias.dtype, bias.stride()), a.get_device(),
         (a.data_ptr() | b.data_ptr()) % _BYTES == 0,
+        scale_b.data_ptr() % _BYTES == 0 and (bias is None or bias.data_ptr() % _BYTES == 0),
     )  # fmt: skip
-    known = _launches.get(key)
-    if known is None:
-        known = _find(a, b, scale_a, scale_b, bias, aligned=key[-1])
-        remember(_launches, key, known)
-    known.variant(known.programs, (a, b, scale_a, scale_b, bias, y), known.numbers)
+    made = _launches.get(key)
+    if made is None:
+        made = _find(a, b, scale_a, scale_b, bias, y, aligned=key[-2])
+        remember(_launches, key, made)
+    if isinstance(made, Large):
+        made(a, b, y, scale_a, scale_b, bias)
+    else:
+        made.variant(made.programs, (a, b, scale_a, scale_b, bias, y), made.numbers)
     return y
 
 
@@ -144,13 +150,16 @@ def _vectors(x: Tensor) -> bool:
 
 
 def _find(
-    a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Tensor | None, *, aligned: bool
-) -> Launch:
+    a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Tensor | None, y: Tensor,
+    *, aligned: bool,
+) -> Launch | Large:  # fmt: skip
     """Choose a kernel for matrices of these shapes and strides."""
     (m, k), n = a.shape, b.shape[1]
     left, right, grouped, blocked = forms(b, scale_a, scale_b)
     packed = a.stride(1) == 1, b.stride(0) == 1
     vectors = aligned and all(packed) and not (k | a.stride(0) | b.stride(1)) % _BYTES
+    if vectors and not grouped and fits(a, b, scale_a, scale_b, bias):
+        return Large(a, b, y, scale_a, scale_b, bias)
     lane = _BYTES if vectors else 1
     exact = a.dtype == torch.int8
     chosen = config(arch_of(a.get_device()), m, lane, grouped=grouped, exact=exact)

@@ -28,7 +28,7 @@ CALLS: tuple[tuple[int, int, dict[str, Any]], ...] = (
     (300, 2, {"is_causal": True, "window_left": 100, "logits_soft_cap": 30.0}),
 )
 LONG = "sm_90 bfloat16 64 long"  # other heads of long queries are among the cells
-_SHORT = {"float16": "fp16", "bfloat16": "bf16"}
+_SHORT = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float8_e4m3fn": "fp8e4nv"}
 
 
 def checks(*, every: bool = False) -> list[str]:
@@ -48,7 +48,7 @@ def run(check: str) -> None:
     target, dtype, head_dim = check.split()[:3]
     number = (HEAD_DIMS.index(int(head_dim)) + DTYPES.index(dtype)) % len(CALLS)
     launch = _launch(target, dtype, int(head_dim), CALLS[0 if check == LONG else number])
-    made = compiled_long(launch) if launch.name == "_attend_long" else compiled(launch, target)
+    made = compiled_gluon(launch) if launch.name == "_attend_long" else compiled(launch, target)
     if made.asm["hsaco" if target.startswith("gfx") else "cubin"][:4] != b"\x7fELF":
         raise AssertionError(f"{check}: no machine code")
     limit = importlib.import_module(f"{BACKEND}._attention").shared_memory(target)
@@ -73,15 +73,15 @@ def _chosen_for(target: str) -> Iterator[None]:
     """Choose tile sizes as on a target, on Hopper also the kernel for long queries."""
     ours: Any = importlib.import_module(f"{BACKEND}._attention")
     hopper: Any = importlib.import_module(f"{BACKEND}._attention_hopper")
-    kept = ours.config, hopper._available, torch.version.hip
+    kept = ours.config, hopper.gluon_runs, torch.version.hip
     ours.config = lambda _, *rest: kept[0](target, *rest)
-    hopper._available = lambda _: target == "sm_90"
+    hopper.gluon_runs = lambda _: target == "sm_90"
     torch.version.hip = "6" if target.startswith("gfx") else None
     _forget(ours, hopper)
     try:
         yield
     finally:
-        ours.config, hopper._available, torch.version.hip = kept
+        ours.config, hopper.gluon_runs, torch.version.hip = kept
         _forget(ours, hopper)
 
 
@@ -91,18 +91,21 @@ def _forget(*modules: Any) -> None:
     modules[0]._plan.cache_clear()
 
 
-def compiled_long(launch: Launch) -> Any:
-    """Compile the kernel for long queries, whose tensors are descriptors."""
+def compiled_gluon(launch: Launch) -> Any:
+    """Compile a kernel in Gluon, whose matrices are descriptors."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.experimental.gluon._runtime import GluonASTSource
 
-    signature, constants = {}, {}
-    for parameter, value in zip(launch.variant._function.params, launch.values, strict=True):
-        if parameter.is_constexpr:
+    signature, constants, attributes = {}, {}, {}
+    parameters = launch.variant._function.params
+    for index, (parameter, value) in enumerate(zip(parameters, launch.values, strict=True)):
+        if parameter.is_constexpr or value is None:
             signature[parameter.name], constants[parameter.name] = "constexpr", value
         elif isinstance(value, torch.Tensor):
-            signature[parameter.name] = "*fp32"
+            signature[parameter.name] = f"*{_SHORT[str(value.dtype).removeprefix('torch.')]}"
+            if not parameter.do_not_specialize_on_alignment:
+                attributes[(index,)] = [["tt.divisibility", 16]]
         elif hasattr(value, "block_shape"):
             dtype = _SHORT[str(value.base.dtype).removeprefix("torch.")]
             shape = ", ".join(map(str, value.block_shape))
@@ -111,7 +114,7 @@ def compiled_long(launch: Launch) -> Any:
             signature[parameter.name] = parameter.annotation.removeprefix("gl.")
     types = {"float32": "fp32", "int32": "i32"}
     signature = {name: types.get(kind, kind) for name, kind in signature.items()}
-    source = GluonASTSource(launch.variant._function, signature, constants)
+    source = GluonASTSource(launch.variant._function, signature, constants, attributes)
     options = {"num_warps": launch.variant.threads // 32, **launch.variant._options}
     return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from . import workers
+from .attention_compiled import compiled_gluon
 from .rows_compiled import BACKEND, SHARED, TARGETS, Launch, compiled, recorded
 
 FLOAT8 = {
@@ -19,13 +20,14 @@ FLOAT8 = {
     "gfx942": torch.float8_e4m3fnuz,
 }  # fmt: skip
 OUT = (torch.bfloat16, torch.float16, torch.float32)
+LARGE = "sm_90 fp8 2560"  # rows of a matrix whose product on Hopper a kernel of its own makes
 # Lengths of rows by their number: whole steps, whole vectors, neither; one more is scaled by group.
 ROWS = {1: (512,), 33: (301,), 300: (512,), 4096: (520,)}
 
 
 def checks() -> list[str]:
     """Name what is compiled: each number of rows for each target, of int8 or of float8."""
-    return [
+    return [LARGE] + [
         f"{target} {kind} {rows}"
         for place, target in enumerate(TARGETS)
         for kind in ("int8", "fp8")
@@ -33,6 +35,25 @@ def checks() -> list[str]:
         if (kind == "int8" or target in FLOAT8) and (kind == "int8") is (i % 2 == place % 2)
         if i < 2 or place % 2
     ]
+
+
+def large(dtype: torch.dtype) -> list[Launch]:
+    """Give what large products launch on Hopper: with a scale for all or for each row."""
+    module: Any = importlib.import_module(f"{BACKEND}._scaled_mm")
+    hopper: Any = importlib.import_module(f"{BACKEND}._scaled_mm_hopper")
+    kept, hopper.gluon_runs = hopper.gluon_runs, lambda _: True
+    module._launches.clear()
+    a, b = (torch.zeros(1, 512).to(dtype).expand(n, 512).contiguous() for n in (2560, 1288))
+    try:
+        with recorded() as found:
+            rows, columns = torch.ones(2560, 1), torch.ones(1, 1288)
+            module.multiply(a, b.t(), rows, columns, OUT[0], torch.zeros(1288, dtype=OUT[0]))
+            module.multiply(a, b.t(), rows[0], columns[0, 0], OUT[2], None)
+    finally:
+        hopper.gluon_runs = kept
+        module._launches.clear()
+        hopper._variant.cache_clear()
+    return found
 
 
 def launches(target: str, kind: str, rows: int) -> list[Launch]:
@@ -63,11 +84,16 @@ def _grouped(module: Any, rows: int, dtype: torch.dtype, out: torch.dtype) -> No
 def run(check: str) -> None:
     """Compile a call's kernels for a target; raises where they make no machine code that fits."""
     target, kind, rows = check.split()
-    found = launches(target, kind, int(rows))
-    if len(found) != len(ROWS[int(rows)]) + 1:
-        raise AssertionError(f"{check}: {len(found)} launches")
+    if check == LARGE:
+        found = large(FLOAT8[target])
+        if [launch.name for launch in found] != ["_multiply_large"] * 2:
+            raise AssertionError(f"{check}: {[launch.name for launch in found]}")
+    else:
+        found = launches(target, kind, int(rows))
+        if len(found) != len(ROWS[int(rows)]) + 1:
+            raise AssertionError(f"{check}: {len(found)} launches")
     for launch in found:
-        made = compiled(launch, target)
+        made = compiled_gluon(launch) if check == LARGE else compiled(launch, target)
         if made.asm["hsaco" if target.startswith("gfx") else "cubin"][:4] != b"\x7fELF":
             raise AssertionError(f"{check}: no machine code")
         if made.metadata.shared > SHARED[target]:

@@ -8,8 +8,10 @@ import pytest
 import torch
 
 import torch_ops
+from torch_ops.testing.proofs._scaled_mm import ROW, TENSOR, plain
+from torch_ops.testing.registered import registered
 
-from . import products_compiled, workers
+from . import examples, products_compiled, workers
 from .products_compiled import launches
 from .rows_compiled import compiled as compiled_for
 
@@ -65,3 +67,53 @@ def test_a_cpu_is_refused(op: str) -> None:
         getattr(torch_ops.ops, op)(
             a, b, torch.ones(()), torch.ones(()), torch.float32, backend="triton"
         )
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on this machine")
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_large_products_on_hopper(monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
+    """Tiles that are partly outside, several of a program, and small calls taken as large."""
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("the kernel runs on sm_90 alone")
+    op, kind = "scaled_mm_fp8", "float8_e4m3fn"
+    module = importlib.import_module("torch_ops.backends.triton._scaled_mm")
+    hopper = importlib.import_module("torch_ops.backends.triton._scaled_mm_hopper")
+    monkeypatch.setattr(hopper, "_FEWEST_TILES", 1)
+    module._launches.clear()
+    sizes = (
+        (1, 8, 16), (255, 136, 128), (256, 128, 144), (257, 1032, 4112), (3000, 1800, 272),
+        (2560, 4104, 1040), (700, 9000, 512),
+    )  # fmt: skip
+    own = [
+        plain(op, kind, {"m": m, "n": n, "k": k, "form_a": a, "form_b": b}, dtype, bias=bool(i % 2))
+        for i, (m, n, k) in enumerate(sizes)
+        for a, b in ((ROW, ROW), (TENSOR, ROW), (ROW, TENSOR), (TENSOR, TENSOR))[i % 2 :: 2]
+    ]
+    own += [*examples.covering(op, dtype), *examples.special(op, dtype)]
+    try:
+        examples.examine(registered(op, "triton"), op, own, device="cuda")
+        large = [made for made in module._launches.values() if isinstance(made, hopper.Large)]
+        assert len(large) >= len(sizes)
+    finally:
+        module._launches.clear()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on this machine")
+def test_large_products_of_other_dtypes_and_places_have_launches_of_their_own() -> None:
+    torch.manual_seed(0)
+    a, b = (torch.randn(n, 1040, device="cuda").to(torch.float8_e4m3fn) for n in (2560, 2048))
+    scales = torch.rand(2561, device="cuda") + 0.5
+    bias = torch.randn(2049, device="cuda")
+    exact = a.double() @ b.double().t()
+    for out in (torch.bfloat16, torch.float32):
+        for added in (None, bias[:-1], bias[1:], bias[:-1].half()):
+            for skip in (0, 1):  # scales that start at 16 bytes, and that don't
+                left, right = scales[skip : 2560 + skip, None], scales[None, skip : 2048 + skip]
+                got = torch_ops.ops.scaled_mm_fp8(
+                    a, b.t(), left, right, out, added, backend="triton"
+                )
+                wanted = exact * left.double() * right.double()
+                wanted = wanted if added is None else wanted + added.double()
+                torch.testing.assert_close(got.double(), wanted, atol=2.0, rtol=2e-2)
