@@ -27,6 +27,9 @@ from benchmarks._measure import device_here, machine
 from torch_ops.declarations import catalogue
 
 LENGTH, ROUNDS, CALLS = 32, 20, 5
+WARM_UPS = 20
+"""Calls before those that count: guards look at a new policy, CUDA graphs are recorded, and the
+processor has the code of a frame in its caches again."""
 LIMITS = {("inlined", "native"): 1.02, ("opaque", "define_impl"): 1.05}
 """At most this ratio of the one's time to the other's."""
 _EPS = 1e-5
@@ -229,7 +232,7 @@ def _least(compiled: dict[str, Callable[[], Any]], device: torch.device) -> dict
     for _ in range(ROUNDS):
         for author, call in compiled.items():
             with switched(author):
-                for _ in range(3):  # guards look at a new policy, CUDA graphs are recorded
+                for _ in range(WARM_UPS):
                     call()
                 _wait(device)
                 start = time.perf_counter()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import types
+import weakref
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ __all__ = [
     "expression",
     "finish",
     "follow",
+    "forget",
     "graph_inputs",
     "keep_sizes",
     "mark_dynamic",
@@ -37,6 +39,7 @@ __all__ = [
 _SKIP = _eval_frame._FrameExecStrategy(_eval_frame._FrameAction.SKIP, _eval_frame._FrameAction.SKIP)
 _ATTRIBUTE, _FOLLOWED = "_torch_ops_dependency", "_torch_ops_followed"
 _SIZES = "_torch_ops_sizes"
+_SCOPES = 256  # of which verdicts are kept
 _is_alias_of = torch._C._is_alias_of  # type: ignore[attr-defined]
 _modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 
@@ -158,28 +161,44 @@ def watched(tensor: torch.Tensor) -> bool:
 skip(traced_otherwise.__code__)  # compiled by itself it would be a constant
 
 
-class _Dependency:
-    """What one traced frame depends on: a snapshot by key, compared again before each call."""
+class _Verdicts(dict[Hashable, bool]):
+    """Whether what a traced frame depends on is as it was, by the scope of the call.
 
-    def __init__(self, version: Callable[[], Hashable]) -> None:
-        self._version = version
+    The guard is the look-up itself: it runs no Python where a verdict is known. `forget` empties
+    all at a change.
+    """
+
+    def __init__(self, generation: Callable[[], int]) -> None:
+        self._generation = generation
         self._wanted: dict[Hashable, tuple[Callable[[], Hashable], Hashable]] = {}
-        self._verdicts: dict[Hashable, bool] = {}
         self.kept: list[Any] = []  # symbols of sizes that need no guard
+        _verdicts[id(self)] = self
 
     def add(self, key: Hashable, snapshot: Callable[[], Hashable]) -> None:
         if key not in self._wanted:
             self._wanted[key] = (snapshot, snapshot())
 
-    def holds(self, _: object = None) -> bool:
-        version = self._version()
-        verdict = self._verdicts.get(version)
-        if verdict is None:
-            if len(self._verdicts) > 256:
-                self._verdicts.clear()
+    def __missing__(self, scope: Hashable) -> bool:
+        while True:
+            made_in = self._generation()
             verdict = all(snapshot() == wanted for snapshot, wanted in self._wanted.values())
-            self._verdicts[version] = verdict
-        return verdict
+            if len(self) > _SCOPES:
+                self.clear()
+            self[scope] = verdict
+            if self._generation() == made_in:  # else a change came in between, and its `forget`
+                return verdict
+            self.pop(scope, None)
+
+
+_verdicts: weakref.WeakValueDictionary[int, _Verdicts] = weakref.WeakValueDictionary()
+
+
+def forget() -> None:
+    """Have the guards of compiled code look at the policy again: it has changed."""
+    for reference in _verdicts.valuerefs():
+        verdicts = reference()
+        if verdicts is not None:
+            verdicts.clear()
 
 
 def _current_tracer() -> Any:
@@ -211,14 +230,17 @@ def misplaced(tensor: torch.Tensor, arguments: Sequence[torch.Tensor]) -> bool:
 
 
 def depend(
-    key: Hashable, snapshot: Callable[[], Hashable], version: Callable[[], Hashable]
+    key: Hashable, snapshot: Callable[[], Hashable], generation: Callable[[], int]
 ) -> str | None:
     """Make the frame that is being traced, if any, recompile when a snapshot changes.
+
+    A snapshot may change with the scope of the call, or at a change after which the generation is
+    another and `forget` is called.
 
     Args:
         key: Names the dependency; one frame notes each key once.
         snapshot: Gives the value that the compiled code is valid for.
-        version: Cheap; the same value promises the same snapshots.
+        generation: Counts changes.
 
     Returns:
         None, or which private part this PyTorch lacks: the frame then has no guard.
@@ -226,15 +248,15 @@ def depend(
     tracer = _current_tracer()
     if tracer is None:
         return None
-    dependency = getattr(tracer.output, _ATTRIBUTE, None)
-    if dependency is None:
-        dependency = _Dependency(version)
-        setattr(tracer.output, _ATTRIBUTE, dependency)
+    verdicts = getattr(tracer.output, _ATTRIBUTE, None)
+    if verdicts is None:
+        verdicts = _Verdicts(generation)
+        setattr(tracer.output, _ATTRIBUTE, verdicts)
         try:
-            _install(tracer, dependency)
+            _install(tracer, verdicts)
         except (ImportError, AttributeError) as error:
             return f"{type(error).__name__}: {error}"
-    dependency.add(key, snapshot)
+    verdicts.add(key, snapshot)
     return None
 
 
@@ -332,20 +354,21 @@ def may_replay(compiler: Any) -> bool:
     return bool(config and config.get("triton.cudagraphs"))
 
 
-def _install(tracer: Any, dependency: _Dependency) -> None:
-    from torch._dynamo.source import AttrSource
+def _install(tracer: Any, verdicts: _Verdicts) -> None:
+    from torch._dynamo.source import AttrSource, CallFunctionNoArgsSource
     from torch._dynamo.variables.builder import install_guard  # type: ignore[attr-defined]
 
     def create(builder: Any, guard: Any) -> None:
         manager = builder.get_guard_manager(guard)
         text = ["torch_ops: the chosen backends are those of the compile"]
         try:
-            manager.add_lambda_guard(dependency.holds, text)
+            manager.add_lambda_guard(verdicts.__getitem__, text)
         except TypeError:  # a third argument, the user's stack, came with torch 2.12
-            manager.add_lambda_guard(dependency.holds, text, None)
-        _unbound(dependency.kept, builder)
+            manager.add_lambda_guard(verdicts.__getitem__, text, None)
+        _unbound(verdicts.kept, builder)
 
-    source = AttrSource(tracer.import_source("torch_ops.policy"), "generation")
+    policy = tracer.import_source("torch_ops.policy")
+    source = CallFunctionNoArgsSource(AttrSource(policy, "current_scope"))
     install_guard(source.make_guard(create))
 
 

@@ -87,6 +87,7 @@ def invalidate() -> None:
         generation += 1
         for plans in _plans:
             plans.clear()
+        dynamo.forget()
 
 
 def freeze(lacking: str) -> None:

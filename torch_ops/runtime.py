@@ -261,7 +261,7 @@ def depend_on_policy(op: str, args: tuple[Any, ...], backend: str | None) -> Non
 
 def depend(key: object, snapshot: Callable[[], object]) -> None:
     """Guard the frame that is being traced by a snapshot of the policy; see `dynamo.depend`."""
-    lacking = dynamo.depend(key, snapshot, lambda: (policy.current_scope(), policy.generation))
+    lacking = dynamo.depend(key, snapshot, lambda: policy.generation)
     if lacking is not None:
         policy.freeze(lacking)
 

@@ -49,3 +49,36 @@ def test_guards_are_there_on_this_torch() -> None:
     compiled = torch.compile(normalize, backend="aot_eager", fullgraph=True)
     compiled(torch.randn(3, 8))
     assert policy._frozen is None
+
+
+def test_a_verdict_is_not_kept_from_before_a_change() -> None:
+    """A change while snapshots are compared: what they gave before it is worth nothing."""
+    state = {"generation": 0, "backend": "torch"}
+    verdicts = dynamo._Verdicts(lambda: state["generation"])
+    verdicts.add("norm", lambda: state["backend"])
+
+    def changed() -> str:
+        seen = state["backend"]
+        if state["generation"] == 0:
+            state.update(generation=1, backend="triton")
+            dynamo.forget()
+        return str(seen)
+
+    verdicts._wanted["norm"] = (changed, "torch")
+    assert verdicts[None] is False
+    assert dict(verdicts) == {None: False}
+    state["backend"] = "torch"
+    assert verdicts[None] is False  # until it is told
+    dynamo.forget()
+    assert verdicts[None] is True
+
+
+def test_verdicts_of_many_scopes_are_not_kept_for_good_nor_those_of_dead_frames() -> None:
+    verdicts = dynamo._Verdicts(lambda: 0)
+    for scope in range(3 * dynamo._SCOPES):
+        assert verdicts[scope] is True
+    assert len(verdicts) <= dynamo._SCOPES + 1
+    key = id(verdicts)
+    assert key in dynamo._verdicts
+    del verdicts
+    assert key not in dynamo._verdicts
