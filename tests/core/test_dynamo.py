@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -53,7 +54,7 @@ def test_guards_are_there_on_this_torch() -> None:
 
 def test_a_verdict_is_not_kept_from_before_a_change() -> None:
     """A change while snapshots are compared: what they gave before it is worth nothing."""
-    state = {"generation": 0, "backend": "torch"}
+    state: dict[str, Any] = {"generation": 0, "backend": "torch"}
     verdicts = dynamo._Verdicts(lambda: state["generation"])
     verdicts.add("norm", lambda: state["backend"])
 
