@@ -5,7 +5,7 @@ checked as in ``python -m benchmarks ops`` and timed alike, but replayed from CU
 tuner times them: in a compiled model the host's launches are nobody's time. ``selected`` is the op
 as a user calls it, with the tuning table that holds for the device. ``--shapes FILE`` writes the
 calls for ``torch-ops tune --shapes FILE`` and measures nothing. On a CPU the calls are of
-memory-bound ops from 1 MB on.
+memory-bound ops, float32 and bfloat16, from 1 to 350 MB.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ CPU_OPS = (
     "rms_norm", "fused_add_rms_norm", "gemma_rms_norm", "layer_norm", "silu_and_mul",
     "gelu_and_mul", "gelu_tanh_and_mul", "apply_rope",
 )  # fmt: skip
-CPU_TOKENS, CPU_BYTES = (64, 128, 256), 1 << 20
+CPU_TOKENS, CPU_DTYPES, CPU_BYTES = (64, 512, 2048), ("float32", "bfloat16"), 1 << 20
 PEERS = ("flashinfer", "sgl_kernel")
 # Times of the selected kernel over the best one's; those of peers and of eager over its own.
 LIMITS = {"worst": 1.03, "mean": 1.01, "peer": 1.15, "eager": 1.0, "cells": 80}
@@ -91,8 +91,9 @@ def _bytes(job: Job) -> int:
 def _cpu() -> Iterator[Job]:
     model = MODELS["llama3-8b"]
     for op in CPU_OPS:
-        for tokens in CPU_TOKENS:
-            yield _job(op, "llama3-8b", model, {"tokens": tokens}, f"{tokens} tokens", "float32")
+        for dtype in CPU_DTYPES:
+            for tokens in CPU_TOKENS:
+                yield _job(op, "llama3-8b", model, {"tokens": tokens}, f"{tokens} tokens", dtype)
 
 
 def _of_model(name: str, model: Model) -> Iterator[Job]:
@@ -130,14 +131,19 @@ def _job(
 
 
 def listed(found: Sequence[Job]) -> dict[str, list[dict[str, Any]]]:
-    """Give the calls as a file of shapes holds them, see `torch_ops.tuner.shapes.of_file`."""
+    """Give the calls as a file of shapes holds them, for whatever dtype.
+
+    See `torch_ops.tuner.shapes.of_file`.
+    """
     calls: dict[str, list[dict[str, Any]]] = {}
     for job in found:
         base = shapes.example(job.op, job.dtype)
         assert base is not None
         sizes = {n: size for n, size in job.spec.dims if size != base.dim[n]}
         params = {n: value for n, value in job.spec.params if value != base.param[n]}
-        calls.setdefault(job.op, []).append(sizes | params)
+        call, of_op = sizes | params, calls.setdefault(job.op, [])
+        if call not in of_op:
+            of_op.append(call)
     return calls
 
 

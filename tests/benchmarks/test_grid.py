@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -39,9 +40,9 @@ def test_the_calls_are_those_of_the_file_for_the_tuner(tmp_path: Path) -> None:
     report = grid.run(shapes=tmp_path / "shapes.json")
     jobs = grid.jobs("cpu")
     assert report["cells"] == len(jobs)
-    for op in grid.CPU_OPS:
-        read = shapes.of_file(tmp_path / "shapes.json", op, "float32")
-        assert read == [job.spec for job in jobs if job.op == op]
+    for op, dtype in itertools.product(grid.CPU_OPS, grid.CPU_DTYPES):
+        read = shapes.of_file(tmp_path / "shapes.json", op, dtype)
+        assert read == [job.spec for job in jobs if (job.op, job.dtype) == (op, dtype)]
         buckets = {shapes.bucket_of(proof_of(op), spec) for spec in read}
         assert len(buckets) == len(read)  # each is tuned
 
