@@ -38,6 +38,8 @@ test test-exhaustive: export TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS := 0
 # What Inductor tries the compiler with in each new cache takes 7 s; processes of its own, 1 s each.
 test test-exhaustive: export TORCHINDUCTOR_VEC_ISA_OK := 1
 test test-exhaustive: export TORCHINDUCTOR_COMPILE_THREADS := 1
+# Nobody debugs what it writes: line tables take a tenth of each of its compiles.
+test test-exhaustive: export AOT_INDUCTOR_ENABLE_LINE_TABLES := 0
 
 test: $(READY)
 	@$(BIN)/pytest -n $(PROCESSES) --dist loadfile --no-loadscope-reorder -m "not exhaustive"

@@ -156,14 +156,21 @@ def test_wheel_is_what_is_imported(clean_python: Path, tmp_path: Path) -> None:
 
 
 def test_import_is_cheap(clean_python: Path, tmp_path: Path) -> None:
-    """Processor time, minimum over processes: other work on the machine only ever adds to it."""
+    """Processor time, minimum over processes: other work on the machine only ever adds to it.
+
+    Two are timed, and up to five where those took too long.
+    """
     code = (
         "import time; clock = time.process_time; began = clock(); import torch; torchs = clock();"
         "import torch_ops; print(clock() - torchs, torchs - began)"
     )
-    timed = [map(float, run(clean_python, "-c", code, cwd=tmp_path).split()) for _ in range(5)]
-    own, torchs = map(min, zip(*timed, strict=True))
-    budget = IMPORT_BUDGET_S * max(torchs / TORCH_IMPORT_S, 1.0)
+    timed: list[tuple[float, ...]] = []
+    for _ in range(5):
+        timed.append(tuple(map(float, run(clean_python, "-c", code, cwd=tmp_path).split())))
+        own, torchs = map(min, zip(*timed, strict=True))
+        budget = IMPORT_BUDGET_S * max(torchs / TORCH_IMPORT_S, 1.0)
+        if len(timed) > 1 and own <= budget:
+            break
     assert own <= budget, f"import torch_ops took {own:.3f} s of its own, torch {torchs:.3f}"
 
 

@@ -7,6 +7,7 @@ dtypes, constants and threads of each variant.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
 from collections.abc import Callable, Iterator
@@ -30,7 +31,13 @@ TARGETS = {
     "gfx950": ("hip", "gfx950", 64),
 }
 LAYOUTS = ("sm_90", "gfx942")
-"""Where all that differs by layout alone is compiled: one target of each maker."""
+"""Where all that differs by layout alone is compiled, if all is: one target of each maker."""
+SHARES = {
+    "sm_80 bfloat16": (0, 3), "sm_90 bfloat16": (1, 3), "sm_100 bfloat16": (2, 3),
+    "gfx942 bfloat16": (0, 2), "gfx950 bfloat16": (1, 2),
+    "sm_80 float16": (0, 2), "sm_90 float32": (1, 2), "sm_100 float64": (0, 1),
+}  # fmt: skip
+"""Of the launches of each kernel, the number of the first and the step to the next."""
 # Bytes of shared memory of one program: of sm_86 and sm_89, too, which run what is made for sm_80.
 SHARED = {
     "sm_80": 101376, "sm_90": 232448, "sm_100": 232448, "gfx942": 65536, "gfx950": 163840,
@@ -239,8 +246,23 @@ def compiled(launch: Launch, target: str) -> Any:
     return triton.compile(source, target=there, options=options)
 
 
+def share(found: list[Launch], first: int, step: int) -> list[Launch]:
+    """Give every n-th launch of each kernel, of one that is launched less often one."""
+    by_kernel: dict[str, list[Launch]] = {}
+    for launch in found:
+        by_kernel.setdefault(launch.name, []).append(launch)
+    return [
+        launch
+        for all_of_it in by_kernel.values()
+        for launch in all_of_it[first % len(all_of_it) :: step]
+    ]
+
+
 def checks(*, every: bool = False) -> list[str]:
-    """Name what is compiled: bfloat16 for each target, each other dtype for one, or every cell."""
+    """Name what is compiled: bfloat16 for each target, each other dtype for one, or every cell.
+
+    Of a maker's targets each compiles every kernel, and all of them what differs within a kernel.
+    """
     others = [dtype for dtype in DTYPES if dtype != "bfloat16"]
     return [
         f"{target} {dtype}"
@@ -250,11 +272,13 @@ def checks(*, every: bool = False) -> list[str]:
     ]
 
 
-def run(check: str) -> None:
+def run(check: str, *, every: bool = False) -> None:
     """Compile a dtype's launches for a target; raises where one doesn't make machine code."""
     target, dtype = check.split()
     binary = "cubin" if TARGETS[target][0] == "cuda" else "hsaco"
-    found = launches(dtype, codes_of(target), target in LAYOUTS)
+    found = launches(dtype, codes_of(target), not every or target in LAYOUTS)
+    if not every:
+        found = share(found, *SHARES[check])
     float8 = {"sizes", "encoded", "_gate_codes", "_held_gate_codes"}
     wanted = KERNELS - float8 if dtype == "float64" else KERNELS
     missing = wanted - {launch.name for launch in found}
@@ -270,4 +294,5 @@ def run(check: str) -> None:
 
 
 if __name__ == "__main__":
-    workers.work(checks(every="--every" in sys.argv), run)
+    every = "--every" in sys.argv
+    workers.work(checks(every=every), functools.partial(run, every=every))

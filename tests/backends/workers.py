@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import inspect
 import json
 import os
 import subprocess
@@ -20,7 +19,9 @@ import torch
 __all__ = ["ROOT", "everything", "in_processes", "quicken", "work"]
 
 ROOT = Path(__file__).parents[2]
-JOBS = min(os.cpu_count() or 1, 4)
+# As many as the cores that other processes of the tests leave: each imports all that it needs.
+OTHERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+JOBS = max(1, min(os.cpu_count() or 1, 4) // OTHERS)
 
 
 def in_processes(module: str, *flags: str, **env: str) -> dict[str, str | None]:
@@ -65,24 +66,51 @@ def work(checks: Sequence[str], run: Callable[[str], object]) -> None:
 
 
 def quicken() -> None:
-    """Save what takes half of a process's time: threads, and looking for what is interpreted.
+    """Save what takes half of a process's time: threads, and what the interpreter makes anew.
 
-    Triton's interpreter goes through all of its language at each call of a device function.
+    Triton's interpreter goes through all of its language at each call of a device function, and
+    puts it back behind each kernel; for each value it makes types and sizes that others have, too.
     """
     torch.set_num_threads(1)
     if os.environ.get("TRITON_INTERPRET") != "1":
         return
     interpreter: Any = importlib.import_module("triton.runtime.interpreter")
-    is_builtin = interpreter.tl.core.is_builtin
+    core: Any = importlib.import_module("triton.language.core")
+    patch_lang, np_dtype = interpreter._patch_lang, interpreter._get_np_dtype
+    make = core.tensor.__init__
+    blocks: dict[tuple[str, tuple[int, ...]], Any] = {}
+    sizes: dict[tuple[int, ...], tuple[Any, Any]] = {}
 
     @functools.cache
-    def names(owner: object) -> list[str]:
-        return [name for name, member in inspect.getmembers(owner) if is_builtin(member)]
+    def once(function: object) -> Any:
+        scope = patch_lang(function)
+        scope._changes.clear()  # nothing is put back: this process does nothing else
+        return scope
 
-    def patch(owner: object, builder: object, scope: object) -> None:
-        for name in names(owner):
-            member = getattr(owner, name)
-            if is_builtin(member):
-                interpreter._patch_attr(owner, name, member, builder, scope)
+    plain = functools.cache(np_dtype)
 
-    interpreter._patch_builtin = patch
+    def dtype_of(kind: Any) -> Any:
+        scalar = kind.scalar
+        return np_dtype(scalar) if isinstance(scalar, core.pointer_type) else plain(scalar)
+
+    def block_of(block: Any, scalar: Any) -> Any:
+        return block_like(None, scalar, block.shape.values)
+
+    def block_like(_: object, scalar: Any, shape: list[int]) -> Any:
+        key = (scalar.name, tuple(shape))
+        if key not in blocks:
+            blocks[key] = core.block_type(scalar, list(shape))
+        return blocks[key]
+
+    def tensor(self: Any, handle: object, kind: Any) -> None:
+        shape = tuple(kind.shape.values) if kind.is_block() else ()
+        if shape not in sizes:
+            make(self, handle, kind)
+            sizes[shape] = self.shape, self.numel
+            return
+        self.handle, self.type, self.dtype = handle, kind, kind.scalar
+        self.shape, self.numel = sizes[shape]
+
+    interpreter._patch_lang, interpreter._get_np_dtype = once, dtype_of
+    interpreter.InterpreterBuilder.get_block_ty = block_like
+    core.block_type.with_element_ty, core.tensor.__init__ = block_of, tensor

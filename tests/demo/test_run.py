@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
 import pytest
 import torch
-from torch._dynamo.backends.debugging import aot_eager
 from torch._inductor import compile_fx
 
 import torch_ops.demo
@@ -30,12 +30,16 @@ def report(request: pytest.FixtureRequest) -> Iterator[Report]:
     """One run, measuring little: a busy machine measures nothing anyway.
 
     Inductor takes a minute for each model: graphs run as they were traced, where not all is tried.
+    The file of the weights is read once, not by each of those who look into it.
     """
     pytest.importorskip("transformers")
+    gguf = pytest.importorskip("gguf")
     torch._dynamo.reset()
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "traced":
-            patch.setattr(compile_fx, "compile_fx", aot_eager)
+            patch.setattr(compile_fx, "compile_fx", lambda graph, inputs: graph)
+            for name in ("GGUFReader", "get_tensor_name_map"):
+                patch.setattr(gguf, name, functools.cache(getattr(gguf, name)))
             patch.setattr(session, "static", lambda model, slots: eager(model))
         yield _run()
 

@@ -6,6 +6,7 @@ names an op: a new file is found by its name.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import math
@@ -176,12 +177,17 @@ class Proof:
 
 def proof_names() -> list[str]:
     """Names of the ops that have a proof, sorted; imports none of them."""
+    return list(_names())
+
+
+@functools.cache  # each example asks for its proof
+def _names() -> tuple[str, ...]:
     found = importlib.util.find_spec(_PROOFS)
     if found is None or found.submodule_search_locations is None:
         msg = f"{_PROOFS} is not installed"
         raise ModuleNotFoundError(msg, name=_PROOFS)
     modules = pkgutil.iter_modules(found.submodule_search_locations)
-    return sorted(m.name for m in modules if not m.name.startswith("_"))
+    return tuple(sorted(m.name for m in modules if not m.name.startswith("_")))
 
 
 def proof_of(op: str) -> Proof:
