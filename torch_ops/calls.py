@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from torch_ops import binding, policy, selector, tuning
+from torch_ops import binding, policy, selector, tracing, tuning
 from torch_ops.declare import Declaration
 from torch_ops.errors import NoBackwardError
 from torch_ops.platform import Platform, platform_of
@@ -138,7 +138,8 @@ def _resolve(
     made_in = policy.generation
     platform = platform_of(args) or Platform.cpu()
     undecided = backend is None and tuning.decides(op, platform)
-    if undecided and not same and policy.choose(op, scope).backend is None:
+    chosen = policy.choose(op, scope).backend is not None
+    if undecided and not same and not chosen and not _unanimous(op, platform, scope):
         run, lasting = _by_look(op, platform, scope), True
     else:
         run, lasting = _bound(op, platform, scope, args, backend)
@@ -157,6 +158,22 @@ def _bound(
     row = tuning.row_of(op, platform, args) if backend is None else None
     plan = selector.make_plan(op, platform, backend=backend, scope=scope, row=row)
     return binding.bind(plan, debugging=scope is not None and scope.debug)
+
+
+def _unanimous(op: str, platform: Platform, scope: policy.Scope | None) -> bool:
+    """Whether calls need no look: the table prefers one kernel in each row, as do calls without.
+
+    It is the first that is declared and takes every legal call. A trace tells rows apart.
+    """
+    if tracing.active():
+        return False
+    plan = selector.make_plan(op, platform, scope=scope)
+    first = selector.load(plan, plan.specs[0])
+    if isinstance(first, selector.Candidate) or first.supports is not None:
+        return False
+    names = [spec.backend.value for spec in plan.specs]
+    rows = tuning.rows_of(op, platform)
+    return all(next(iter(row.preferred(names)), names[0]) == names[0] for row in rows)
 
 
 def _by_look(op: str, platform: Platform, scope: policy.Scope | None) -> Callable[..., Any]:

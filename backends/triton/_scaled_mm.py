@@ -116,11 +116,10 @@ def multiply(
         scale_b.shape, scale_b.stride(), out_dtype,
         None if bias is None else (bias.dtype, bias.stride()), a.get_device(),
         (a.data_ptr() | b.data_ptr()) % _BYTES == 0,
-        scale_b.data_ptr() % _BYTES == 0 and (bias is None or bias.data_ptr() % _BYTES == 0),
     )  # fmt: skip
     made = _launches.get(key)
     if made is None:
-        made = _find(a, b, scale_a, scale_b, bias, y, aligned=key[-2])
+        made = _find(a, b, scale_a, scale_b, bias, y, aligned=key[-1])
         remember(_launches, key, made)
     if isinstance(made, Large):
         made(a, b, y, scale_a, scale_b, bias)
@@ -158,7 +157,7 @@ def _find(
     left, right, grouped, blocked = forms(b, scale_a, scale_b)
     packed = a.stride(1) == 1, b.stride(0) == 1
     vectors = aligned and all(packed) and not (k | a.stride(0) | b.stride(1)) % _BYTES
-    if vectors and not grouped and fits(a, b, scale_a, scale_b, bias):
+    if vectors and not grouped and fits(a, b):
         return Large(a, b, y, scale_a, scale_b, bias)
     lane = _BYTES if vectors else 1
     exact = a.dtype == torch.int8

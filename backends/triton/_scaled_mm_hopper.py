@@ -21,25 +21,21 @@ __all__ = ["Large", "fits"]
 _ROWS, _COLUMNS, _STEP = 256, 128, 128  # of a tile; products of a step
 _HALF = 64  # rows of an instruction
 _FEWEST_TILES = 100
-_LANE = 8
+_LANE, _BYTES = 8, 16
 
 
-def fits(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Tensor | None) -> bool:
+def fits(a: Tensor, b: Tensor) -> bool:
     """Whether the kernel serves a product that isn't scaled in groups.
 
     Args:
         a, b: ``[M, K]`` and ``[K, N]``, aligned and packed along K.
-        scale_a, scale_b, bias: As the op has them.
     """
-    vectors = (scale_b,) if bias is None else (scale_b, bias)
     tiles = -(-a.shape[0] // _ROWS) * -(-b.shape[1] // _COLUMNS)
     return (
         a.dtype == torch.float8_e4m3fn
         and tiles >= _FEWEST_TILES
         and b.shape[1] % _LANE == 0
         and describable([a.stride(0), b.stride(1)])
-        and all(x.numel() == 1 or x.is_contiguous() for x in (scale_a, *vectors))
-        and all(x.data_ptr() % 16 == 0 for x in vectors)
         and gluon_runs(a.get_device())
     )
 
@@ -80,7 +76,17 @@ class Large:
             made = object.__new__(self._type)  # its constructor checks what `fits` has checked
             made.__dict__.update(fields, base=base)
             described.append(made)
-        self._variant(self._programs, (*described, scale_a, scale_b, bias), self._numbers)
+        vectors = _vector(scale_a), _vector(scale_b), None if bias is None else _vector(bias)
+        self._variant(self._programs, (*described, *vectors), self._numbers)
+
+
+def _vector(x: Tensor) -> Tensor:
+    """Copy scales or a bias that don't lie side by side from a multiple of 16 bytes on.
+
+    Another kernel would take them as they are, but sum to other bits.
+    """
+    x = x.contiguous()
+    return x if x.data_ptr() % _BYTES == 0 else x.clone()
 
 
 @functools.cache

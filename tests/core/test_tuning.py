@@ -18,6 +18,7 @@ from torch_ops import (
     TorchOpsError,
     TuningTableError,
     buckets,
+    calls,
     ops,
     policy,
     runtime,
@@ -93,6 +94,48 @@ def test_no_call_looks_a_row_up_that_looks_like_one_before(
         assert values() == [3.0, 2.0, 1.0] * 2
     with pytest.raises(TypeError, match="'NoneType' object is not callable"):
         run(3)
+
+
+def test_no_call_is_looked_at_where_all_rows_prefer_what_is_declared_first(
+    save: Save, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def looked(*_: object) -> None:
+        raise AssertionError("a call was looked at")
+
+    compiled = torch.ops.torch_ops_compiled.toy.default
+    agrees = save({SMALL: {"torch": 1.0, "triton": 2.0}, LARGE: {"inductor": 1.0, "torch": 1.01}})
+    torch_ops.load_tuning_table(agrees)
+    with monkeypatch.context() as patch:
+        patch.setattr(calls, "_by_look", looked)
+        assert [float(compiled(torch.ones(n, 3), 1)[0, 0]) for n in (2, 7, 16)] == [1.0] * 3
+        other = save({SMALL: {"torch": 1.0}, LARGE: {"inductor": 1.0, "torch": 1.1}}, "other.json")
+        torch_ops.load_tuning_table(other)
+        with pytest.raises(AssertionError, match="looked at"):
+            compiled(torch.ones(2, 3), 1)
+    torch_ops.load_tuning_table(agrees)
+    with torch_ops.trace() as seen:  # tells them apart
+        compiled(torch.ones(2, 3), 1)
+        compiled(torch.ones(16, 3), 1)
+    assert {(r.backend.value, r.source) for r in seen.records} == {
+        ("torch", "tuned"), ("torch", "declared"),
+    }  # fmt: skip
+
+
+def test_calls_are_looked_at_where_the_first_kernel_may_refuse_some(
+    toy: Toy, tmp_path: Path
+) -> None:
+    """What stands in for it is the next of the row, not of the declared order."""
+    toy.serve("torch", 1.0, supports=lambda x, n: None if n == 1 else f"n {n} (supported: 1)")
+    toy.serve("inductor", 2.0)
+    toy.serve("triton", 3.0)
+    us = {"torch": 1.0, "triton": 2.0, "inductor": 3.0}
+    rows = [tuning.Row(f"x float32[2, 3], n {n}", us) for n in (1, 2)]
+    path = tmp_path / "table.json"
+    path.write_text(json.dumps(tuning.written(tuning.device_name(CPU), {"toy": rows})))
+    torch_ops.load_tuning_table(path)
+    compiled = torch.ops.torch_ops_compiled.toy.default
+    assert [float(compiled(torch.ones(2, 3), n)[0, 0]) for n in (1, 2, 3)] == [1.0, 3.0, 2.0]
+    torch_ops.clear_tuning_table()
 
 
 def test_others_come_in_the_declared_order_after_the_measured_ones(save: Save) -> None:
