@@ -159,10 +159,16 @@ skip(traced_otherwise.__code__)  # compiled by itself it would be a constant
 
 
 class _Dependency:
-    """What one traced frame depends on: a snapshot by key, compared again before each call."""
+    """What one traced frame depends on: a snapshot by key, compared again before each call.
+
+    Another thread may change what it depends on while the frame is being compiled. The call that
+    compiles it runs it nevertheless, as if it had come before the change: Dynamo takes a guard that
+    fails at once for a fault of its own. Later calls don't: it may be made of old and new parts.
+    """
 
     def __init__(self, version: Callable[[], Hashable]) -> None:
         self._version = version
+        self._compile_id, self._mixed = _compile_id(), False
         self._wanted: dict[Hashable, tuple[Callable[[], Hashable], Hashable]] = {}
         self._verdicts: dict[Hashable, bool] = {}
         self.kept: list[Any] = []  # symbols of sizes that need no guard
@@ -171,15 +177,30 @@ class _Dependency:
         if key not in self._wanted:
             self._wanted[key] = (snapshot, snapshot())
 
+    def is_compiled(self) -> None:
+        """Nothing of the frame is made by what is chosen after this."""
+        self._mixed = not self._unchanged()
+
     def holds(self, _: object = None) -> bool:
         version = self._version()
         verdict = self._verdicts.get(version)
         if verdict is None:
             if len(self._verdicts) > 256:
                 self._verdicts.clear()
-            verdict = all(snapshot() == wanted for snapshot, wanted in self._wanted.values())
+            verdict = not self._mixed and self._unchanged()
             self._verdicts[version] = verdict
-        return verdict
+        return verdict or (self._compile_id is not None and _compile_id() == self._compile_id)
+
+    def _unchanged(self) -> bool:
+        return all(snapshot() == wanted for snapshot, wanted in self._wanted.values())
+
+
+def _compile_id() -> object:
+    """Name the frame that this thread is compiling, from its trace to the check of its guards."""
+    try:
+        return torch._guards.CompileContext.current_compile_id()
+    except AttributeError:
+        return None
 
 
 def _current_tracer() -> Any:
@@ -339,6 +360,7 @@ def _install(tracer: Any, dependency: _Dependency) -> None:
     def create(builder: Any, guard: Any) -> None:
         manager = builder.get_guard_manager(guard)
         text = ["torch_ops: the chosen backends are those of the compile"]
+        dependency.is_compiled()
         try:
             manager.add_lambda_guard(dependency.holds, text)
         except TypeError:  # a third argument, the user's stack, came with torch 2.12

@@ -1,8 +1,10 @@
-"""The private parts of Dynamo: what happens where they are missing."""
+"""The private parts of Dynamo: where they are missing, and guards while threads change policies."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -49,3 +51,30 @@ def test_guards_are_there_on_this_torch() -> None:
     compiled = torch.compile(normalize, backend="aot_eager", fullgraph=True)
     compiled(torch.randn(3, 8))
     assert policy._frozen is None
+
+
+@pytest.mark.usefixtures("fresh_dynamo", "opaque")
+def test_a_choice_that_another_thread_changes_meanwhile() -> None:
+    """The call that compiles runs what it made; later ones don't, not on the way back either."""
+    undos: list[Callable[[], None]] = []
+    changes = [lambda: undos.append(torch_ops.set_backend(rms_norm="inductor"))]
+    graphs = 0
+
+    def compiler(module: torch.fx.GraphModule, inputs: Any) -> Any:
+        nonlocal graphs
+        graphs += 1
+        if changes:
+            thread = threading.Thread(target=changes.pop())
+            thread.start()
+            thread.join()
+        return module.forward
+
+    call: Any = torch.compile(normalize, backend=compiler, fullgraph=True)
+    made = []
+    x = torch.randn(3, 8)
+    for _ in range(3):
+        torch.testing.assert_close(call(x), torch.nn.functional.rms_norm(x, (8,), eps=1e-6))
+        made.append(graphs)
+    undos.pop()()
+    call(x)
+    assert [*made, graphs] == [1, 2, 2, 3]
