@@ -166,10 +166,15 @@ class _Verdicts(dict[Hashable, bool]):
 
     The guard is the look-up itself: it runs no Python where a verdict is known. `forget` empties
     all at a change.
+
+    Another thread may change what it depends on while the frame is being compiled. The call that
+    compiles it runs it nevertheless, as if it had come before the change: Dynamo takes a guard that
+    fails at once for a fault of its own. Later calls don't: it may be made of old and new parts.
     """
 
     def __init__(self, generation: Callable[[], int]) -> None:
         self._generation = generation
+        self._compile_id, self._mixed = _compile_id(), False
         self._wanted: dict[Hashable, tuple[Callable[[], Hashable], Hashable]] = {}
         self.kept: list[Any] = []  # symbols of sizes that need no guard
         _verdicts[id(self)] = self
@@ -178,16 +183,25 @@ class _Verdicts(dict[Hashable, bool]):
         if key not in self._wanted:
             self._wanted[key] = (snapshot, snapshot())
 
+    def is_compiled(self) -> None:
+        """Nothing of the frame is made by what is chosen after this."""
+        self._mixed = not self._unchanged()
+
     def __missing__(self, scope: Hashable) -> bool:
         while True:
             made_in = self._generation()
-            verdict = all(snapshot() == wanted for snapshot, wanted in self._wanted.values())
+            verdict = not self._mixed and self._unchanged()
+            if not verdict and self._compile_id is not None and _compile_id() == self._compile_id:
+                return True
             if len(self) > _SCOPES:
                 self.clear()
             self[scope] = verdict
             if self._generation() == made_in:  # else a change came in between, and its `forget`
                 return verdict
             self.pop(scope, None)
+
+    def _unchanged(self) -> bool:
+        return all(snapshot() == wanted for snapshot, wanted in self._wanted.values())
 
 
 _verdicts: weakref.WeakValueDictionary[int, _Verdicts] = weakref.WeakValueDictionary()
@@ -199,6 +213,14 @@ def forget() -> None:
         verdicts = reference()
         if verdicts is not None:
             verdicts.clear()
+
+
+def _compile_id() -> object:
+    """Name the frame that this thread is compiling, from its trace to the check of its guards."""
+    try:
+        return torch._guards.CompileContext.current_compile_id()
+    except AttributeError:
+        return None
 
 
 def _current_tracer() -> Any:
@@ -361,6 +383,7 @@ def _install(tracer: Any, verdicts: _Verdicts) -> None:
     def create(builder: Any, guard: Any) -> None:
         manager = builder.get_guard_manager(guard)
         text = ["torch_ops: the chosen backends are those of the compile"]
+        verdicts.is_compiled()
         try:
             manager.add_lambda_guard(verdicts.__getitem__, text)
         except TypeError:  # a third argument, the user's stack, came with torch 2.12

@@ -102,8 +102,7 @@ def disable(*passes: str) -> Callable[[], None]:
     policy.change(lambda: _disabled.append(off))
 
     def undo() -> None:
-        if any(held is off for held in _disabled):
-            policy.change(lambda: _disabled.remove(off))
+        policy.take_back(_disabled, off)
 
     return undo
 

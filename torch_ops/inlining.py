@@ -90,8 +90,7 @@ def set_inline(mode: Mode | None = None, /, **per_op: Mode | None) -> Callable[[
     policy.change(lambda: _process.append(switches))
 
     def undo() -> None:
-        if any(held is switches for held in _process):
-            policy.change(lambda: _process.remove(switches))
+        policy.take_back(_process, switches)
 
     return undo
 

@@ -117,6 +117,15 @@ def change(apply: Callable[[], None]) -> None:
         invalidate()
 
 
+def take_back(kept: list[Any], one: object) -> None:
+    """Make the change that takes this very object out of a list, and none that equals it.
+
+    Does nothing the second time.
+    """
+    if any(held is one for held in kept):
+        change(lambda: kept.__setitem__(slice(None), [h for h in kept if h is not one]))
+
+
 def track(plans: dict[Any, Any]) -> dict[Any, Any]:
     """Empty this dict at every change from now on."""
     _plans.append(plans)
@@ -155,8 +164,9 @@ def env() -> environment.Environment:
 def forget_environment() -> None:
     """Read the environment anew at the next resolution."""
     global _environment
-    _environment = None
-    invalidate()
+    with _lock:  # in between, what another thread read before would be kept
+        _environment = None
+        invalidate()
 
 
 def choose(op: str, scope: Scope | None) -> Choice:

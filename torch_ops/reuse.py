@@ -16,8 +16,9 @@ _share = torch._C._is_alias_of  # type: ignore[attr-defined]
 def refusal(value: Node, last: Node, calls: Sequence[Node]) -> str | None:
     """Give why a call in the place of ``last`` may not write over a value, or None.
 
-    It may where a node of the graph made the memory, and nothing reads that afterwards: fake
-    results share storages as real ones do.
+    It may where a node of the graph made the memory, and nothing reads that afterwards, no backward
+    either: fake results share storages as real ones do. Dropout's alone is a copy where the real
+    one is its argument, as nothing is dropped.
 
     Args:
         value: What is written over.
@@ -28,20 +29,27 @@ def refusal(value: Node, last: Node, calls: Sequence[Node]) -> str | None:
     holders = [node for node in order if any(_held(node, value))]
     if holders[0].op != "call_function" and holders[0].op != "call_method":
         return f"{value.name} would be written over, and {holders[0].name} is its caller's"
-    for holder in holders:
-        for user in holder.users:
-            if user in calls:
-                continue
-            if order[user] > order[last]:
-                return f"{value.name} would be written over, and {user.name} reads its memory later"
-            if "example_value" not in user.meta:
-                return f"{value.name} would be written over, and {user.name} may keep its memory"
+    for node in dict.fromkeys(node for holder in holders for node in (holder, *holder.users)):
+        if node in calls:
+            continue
+        if order[node] > order[last]:
+            return f"{value.name} would be written over, and {node.name} reads its memory later"
+        if "example_value" not in node.meta:
+            return f"{value.name} would be written over, and {node.name} may keep its memory"
+        if any(tensor.requires_grad for tensor in _tensors(node)):
+            return f"{value.name} would be written over, and {node.name} may need it backward"
+        if "dropout" in str(getattr(node.target, "__name__", node.target)):
+            return f"{value.name} would be written over, and {node.name} may give what it takes"
     return None
 
 
 def _held(node: Node, value: Node) -> Iterator[bool]:
     """Say of each tensor that a node gives whether it lies in the memory of a value."""
+    for tensor in _tensors(node):
+        yield _share(tensor, value.meta["example_value"])
+
+
+def _tensors(node: Node) -> list[Tensor]:
     found = node.meta.get("example_value")
-    for tensor in found if isinstance(found, tuple | list) else (found,):
-        if isinstance(tensor, Tensor):
-            yield _share(tensor, value.meta["example_value"])
+    several = found if isinstance(found, tuple | list) else (found,)
+    return [tensor for tensor in several if isinstance(tensor, Tensor)]

@@ -193,7 +193,7 @@ def read(path: str | Path) -> Table:
     try:
         content = path.read_bytes()
         data = json.loads(content)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise _refused(path, f"it can't be read: {type(error).__name__}: {error}") from error
     if not isinstance(data, dict) or not set(_FIELDS) <= data.keys():
         got = sorted(data) if isinstance(data, dict) else type(data).__name__
@@ -206,7 +206,7 @@ def read(path: str | Path) -> Table:
             for op, found in data["rows"].items()
         }
         found = {str(name): version for name, version in data["versions"].items()}
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise _refused(path, f"it is malformed: {type(error).__name__}: {error}") from error
     digest = hashlib.sha256(content).hexdigest()[:16]
     return Table(path, str(data["device"]), found, str(data["registry"]), rows, digest)

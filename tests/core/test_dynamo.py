@@ -1,8 +1,9 @@
-"""The private parts of Dynamo: what happens where they are missing."""
+"""The private parts of Dynamo: where they are missing, and guards while threads change policies."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -83,3 +84,30 @@ def test_verdicts_of_many_scopes_are_not_kept_for_good_nor_those_of_dead_frames(
     assert key in dynamo._verdicts
     del verdicts
     assert key not in dynamo._verdicts
+
+
+@pytest.mark.usefixtures("fresh_dynamo", "opaque")
+def test_a_choice_that_another_thread_changes_meanwhile() -> None:
+    """The call that compiles runs what it made; later ones don't, not on the way back either."""
+    undos: list[Callable[[], None]] = []
+    changes = [lambda: undos.append(torch_ops.set_backend(rms_norm="inductor"))]
+    graphs = 0
+
+    def compiler(module: torch.fx.GraphModule, inputs: Any) -> Any:
+        nonlocal graphs
+        graphs += 1
+        if changes:
+            thread = threading.Thread(target=changes.pop())
+            thread.start()
+            thread.join()
+        return module.forward
+
+    call: Any = torch.compile(normalize, backend=compiler, fullgraph=True)
+    made = []
+    x = torch.randn(3, 8)
+    for _ in range(3):
+        torch.testing.assert_close(call(x), torch.nn.functional.rms_norm(x, (8,), eps=1e-6))
+        made.append(graphs)
+    undos.pop()()
+    call(x)
+    assert [*made, graphs] == [1, 2, 2, 3]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 
@@ -13,6 +15,7 @@ from torch_ops import (
     UnknownVariableError,
     environment,
     ops,
+    policy,
 )
 
 CPU = Platform.cpu()
@@ -116,6 +119,35 @@ def test_read_at_the_first_resolution_and_by_refresh(monkeypatch: pytest.MonkeyP
     assert torch_ops.select_kernel("layer_norm", platform=CPU).backend is Backend.TORCH
     explained = torch_ops.explain("rms_norm", platform=CPU)
     assert (explained.chosen, explained.source) == (Backend.INDUCTOR, "environment")
+
+
+def test_what_was_read_before_a_refresh_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that reads is done in the middle of the refresh."""
+    has_read, ends, read_now = threading.Event(), threading.Event(), environment.read
+    invalidate = policy.invalidate
+
+    def read_slowly(*args: object, **kwargs: object) -> environment.Environment:
+        found = read_now(*args, **kwargs)  # type: ignore[arg-type]
+        has_read.set()
+        ends.wait(10)
+        return found
+
+    def invalidated() -> None:
+        ends.set()
+        reader.join(0.5)
+        invalidate()
+
+    policy.forget_environment()
+    monkeypatch.setattr(environment, "read", read_slowly)
+    reader = threading.Thread(target=policy.env)
+    reader.start()
+    assert has_read.wait(10)
+    monkeypatch.setattr(environment, "read", read_now)
+    monkeypatch.setenv("TORCH_OPS_BACKEND", "inductor")
+    monkeypatch.setattr(policy, "invalidate", invalidated)
+    policy.forget_environment()
+    reader.join()
+    assert policy.env().default is Backend.INDUCTOR
 
 
 def test_a_typo_is_an_error_at_every_resolution(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -366,3 +366,12 @@ def test_passes_that_are_unknown_and_traced_code() -> None:
     undo()
     undo()
     assert not fusion._disabled
+
+
+def test_equal_passes_are_switched_on_one_by_one() -> None:
+    first, second = fusion.disable("rms_norm_quant_fp8"), fusion.disable("rms_norm_quant_fp8")
+    second()
+    second()
+    assert fusion._disabled == [{"rms_norm_quant_fp8"}]
+    first()
+    assert not fusion._disabled

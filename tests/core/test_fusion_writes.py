@@ -208,6 +208,62 @@ def test_what_is_not_fused_and_why(function: Callable[..., Any], reason: str) ->
     assert f"{PASS}.default" not in called(counter)
 
 
+def _exp(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    h = (x @ weight).exp()
+    return h, h.sum()
+
+
+def _square(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    h = x @ weight
+    return h, (h * h).sum()
+
+
+def _scaled(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    h = x * 2
+    return h, (h * weight.sum()).sum()
+
+
+@pytest.mark.parametrize("loss", [_exp, _square, _scaled])
+def test_what_a_backward_may_need_is_not_written_over(loss: Any) -> None:
+    def step(x: Tensor, weight: Tensor, rows: Tensor, pages: Tensor) -> Any:
+        h, total = loss(x, weight)
+        k, v = rows.unflatten(1, (2, 1, 32)).unbind(1)
+        q, k = ops.apply_rope(h.detach().unflatten(1, (2, 32)), k, ANGLES, torch.arange(5))
+        _append(k, v, pages)
+        return total, ops.rms_norm(q)
+
+    (x, pages), rows = inputs(), torch.randn(5, 64)
+    weights = [WEIGHT[:, :64].clone() for _ in range(2)]
+    call, _ = compiled(step)
+    with fusion.record() as seen:
+        for function, weight in zip((step, call), weights, strict=True):
+            function(x, weight.requires_grad_(), rows, pages.clone())[0].backward()
+    torch.testing.assert_close(weights[1].grad, weights[0].grad)
+    (pair,) = seen
+    assert "may need it backward" in pair.reason
+
+
+def test_dropout_may_give_what_it_takes() -> None:
+    """Its fake copies: nothing tells that what it gives is the caller's."""
+
+    def step(x: Tensor, rows: Tensor, pages: Tensor) -> Any:
+        q = torch.nn.functional.dropout(x, 0.5, training=False).unflatten(1, (2, 32))
+        k, v = rows.unflatten(1, (2, 1, 32)).unbind(1)
+        q, k = ops.apply_rope(q, k, ANGLES, torch.arange(5))
+        _append(k, v, pages)
+        return (ops.rms_norm(q),)
+
+    (x, pages), rows = inputs(), torch.randn(5, 64)
+    kept = x.clone()
+    call: Any = torch.compile(step, backend="eager", fullgraph=True)
+    with fusion.record() as seen:
+        found = call(x, rows, pages.clone())
+    assert torch.equal(x, kept)
+    same(found, step(x, rows, pages))
+    (pair,) = seen
+    assert "dropout may give what it takes" in pair.reason
+
+
 def test_pages_that_are_read_before_are_the_old_ones() -> None:
     call, counter = compiled(_pages_read_early)
     x, pages = inputs()

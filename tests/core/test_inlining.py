@@ -345,6 +345,17 @@ def test_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         assert raised.value.variable == "TORCH_OPS_INLINE"
 
 
+def test_equal_switches_are_taken_back_one_by_one() -> None:
+    first, second, third = (torch_ops.set_inline(mode) for mode in (False, True, False))
+    third()
+    assert inlining.switches("rms_norm") == (True, "set_inline")
+    first()
+    first()
+    assert inlining.switches("rms_norm") == (True, "set_inline")
+    second()
+    assert not inlining._process
+
+
 def test_bad_switches_change_nothing() -> None:
     with pytest.raises(TypeError, match="mode must be 'auto', True, False or None, received 'on'"):
         torch_ops.set_inline("on")  # type: ignore[arg-type]

@@ -264,6 +264,7 @@ REFUSED = [
     ({"registry": "0123"}, r"registry fingerprint 0123 \(here, of the same ops: [0-9a-f]{16}\)"),
     ({"format": 2}, r"its format is 2 \(accepted: 1\)"),
     ({"rows": {"toy": {SMALL: {"us": {"torch": -1}}}}}, r"time of torch is -1.0 us"),
+    ({"rows": {"toy": {SMALL: {"us": {"torch": 10**400}}}}}, r"malformed: OverflowError: int too"),
     ({"rows": {"toy": {SMALL: {}}}}, r"malformed: KeyError: 'us'"),
 ]
 
@@ -285,7 +286,9 @@ def test_a_table_of_something_else_is_refused_and_changes_nothing(
         run()
 
 
-@pytest.mark.parametrize("content", [None, "{", "[]", "{}"])
+@pytest.mark.parametrize(
+    "content", [None, "{", "[]", "{}", "[" * 100_000], ids=lambda x: str(x)[:4]
+)
 def test_what_is_no_table(content: str | None, tmp_path: Path) -> None:
     path = tmp_path / "table.json"
     if content is not None:
