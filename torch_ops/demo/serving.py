@@ -120,17 +120,21 @@ def _serve_both(
 ) -> tuple[ServeReport, list[Request]]:
     cache, decode = _cache(model, prompts, settings), _decode(model, settings)
 
-    def server() -> Server:
+    def server(count: int, limit: int) -> Server:
         made = Server(model, cache, rows=settings.rows, end=end, decode=decode)
-        for prompt in prompts:
-            made.submit(prompt, settings.limit)
+        for prompt in prompts[:count]:
+            made.submit(prompt, limit)
         return made
 
+    with progress.step("Compiling what the first request needs"):
+        first = server(1, min(2, settings.limit))
+        while first.step():
+            pass
     with progress.step(f"Serving {len(prompts)} requests"):
-        plain = server()
+        plain = server(len(prompts), settings.limit)
         while plain.step():
             progress.note(f"Serving {len(prompts)} requests, step {plain.steps}")
-    second = server()
+    second = server(len(prompts), settings.limit)
     events = _Events(model, second, plain, settings)
     begun = time.perf_counter()
     with progress.step("Again, with swaps and a request cancelled"), trace() as seen:
