@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -25,6 +26,8 @@ def refusal(value: Node, last: Node, calls: Sequence[Node]) -> str | None:
         last: The later one of the calls.
         calls: Those that the new one stands for.
     """
+    if _may_overlap(value.meta["example_value"]):
+        return f"{value.name} would be written over, and its elements may share memory"
     order = {node: place for place, node in enumerate(value.graph.nodes)}
     holders = [node for node in order if any(_held(node, value))]
     if holders[0].op != "call_function" and holders[0].op != "call_method":
@@ -41,6 +44,17 @@ def refusal(value: Node, last: Node, calls: Sequence[Node]) -> str | None:
         if "dropout" in str(getattr(node.target, "__name__", node.target)):
             return f"{value.name} would be written over, and {node.name} may give what it takes"
     return None
+
+
+def _may_overlap(x: Tensor) -> bool:
+    """Whether a step of a dimension doesn't get past all that smaller ones reach, as of windows."""
+    reach = 0
+    steps = ((step, size) for step, size in zip(x.stride(), x.shape, strict=True) if size != 1)
+    for step, size in sorted(steps, key=operator.itemgetter(0)):
+        if step <= reach:
+            return True
+        reach += (size - 1) * step
+    return False
 
 
 def _held(node: Node, value: Node) -> Iterator[bool]:

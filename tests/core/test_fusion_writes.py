@@ -114,6 +114,13 @@ def _argument(x: Tensor, pages: Tensor) -> Any:
     return (ops.rms_norm(q),)
 
 
+def _windows(x: Tensor, pages: Tensor) -> Any:
+    packed, _, k, v = parts(x)
+    q, k = ops.apply_rope(packed[:, :48].unfold(1, 32, 16), k, ANGLES, torch.arange(5))
+    _append(k, v, pages)
+    return (ops.rms_norm(q),)
+
+
 def _read_later(x: Tensor, pages: Tensor) -> Any:
     packed, q, k, v = parts(x)
     q, k = ops.apply_rope(q, k, ANGLES, torch.arange(5))
@@ -182,6 +189,7 @@ def _pages_of_queries(x: Tensor, pages: Tensor) -> Any:
     ("function", "reason"),
     [
         (_argument, "would be written over, and l_x_ is its caller's"),
+        (_windows, "would be written over, and its elements may share memory"),
         (_read_later, "would be written over, and amax reads its memory later"),
         (_seen_later, "would be written over, and output reads its memory later"),
         (_used_early, "normed takes what apply_rope_default gives before append_paged"),
