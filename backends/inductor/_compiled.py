@@ -127,9 +127,11 @@ def _facts(value: Any, is_rows: bool) -> Any:
 def _of_widths(key: _Key, args: Sequence[Any]) -> _Key:
     """Give the class of such calls of the same widths, or the one of all where those are many.
 
-    C++ for widths that are known takes 0.85 of the time; compiling it takes seconds.
+    C++ for widths and numbers that are known takes 0.85 of the time, and a number that isn't
+    known becomes a tensor at each call; compiling takes seconds.
     """
-    own = (*key, *(x.shape[1:] for x in args if isinstance(x, Tensor) and x.dim() > 1))
+    widths = (x.shape[1:] for x in args if isinstance(x, Tensor) and x.dim() > 1)
+    own = (*key, *widths, *(x for x in args if isinstance(x, float)))
     known = _narrow.setdefault(key, set())
     if own not in known:
         if len(known) >= WIDTHS:
@@ -175,10 +177,15 @@ def _first_call(declaration: Declaration, key: _Key, args: list[Any]) -> Any:
             f"stream is capturing; prepare first: torch_ops.warmup({declaration.name!r}, ...) with "
             "them before the capture"
         )
-    with _lock, symbolic.patch(use_duck_shape=False):  # type: ignore[attr-defined]
+    known = any(key in narrow for narrow in _narrow.values())
+    with (
+        _lock,
+        symbolic.patch(use_duck_shape=False),  # type: ignore[attr-defined]
+        torch._dynamo.config.patch(specialize_float=known),
+    ):
         if key not in _functions:
             _functions[key] = _own(declaration, f"{declaration.name}_{len(_functions)}")
-            if any(key in narrow for narrow in _narrow.values()):
+            if known:
                 _keep_widths(args)
         return _functions[key](*args)
 

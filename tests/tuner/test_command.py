@@ -13,6 +13,7 @@ import torch
 import torch_ops
 from torch_ops import tuning
 from torch_ops.cli import main
+from torch_ops.cli import tuning as tuning_command
 from torch_ops.testing.compare import DeviceLostError
 from torch_ops.testing.spec import Spec
 from torch_ops.tuner import measure
@@ -80,6 +81,7 @@ def test_rows_are_added_to_a_table(
 ) -> None:
     saved = tmp_path / "table.json"
     command = functools.partial(run, capsys, "--save", str(saved), "--shapes")
+    monkeypatch.setitem(tuning_command.LIMIT, "cpu", 1 << 24)
     fake(3.0, monkeypatch)
     assert command(str(shapes))[0] == 0
     fake(2.0, monkeypatch)

@@ -20,7 +20,7 @@ from torch_ops.selector import require_op
 
 __all__ = ["report"]
 
-LIMIT = {"cpu": 1 << 24, "cuda": 1 << 28}  # elements of a tensor
+LIMIT = {"cpu": 1 << 26, "cuda": 1 << 28}  # elements of a tensor
 DTYPE = {"cpu": ("float32",), "cuda": ("bfloat16",)}
 Rows = dict[str, dict[str, tuning.Row]]
 
