@@ -27,9 +27,10 @@ from benchmarks._measure import device_here, machine
 from torch_ops.declarations import catalogue
 
 LENGTH, ROUNDS, CALLS = 32, 20, 5
-WARM_UPS = 20
-"""Calls before those that count: guards look at a new policy, CUDA graphs are recorded, and the
-processor has the code of a frame in its caches again."""
+WARM_UPS = (3, 20, 0.01)
+"""Calls before those that count, at least and at most, and seconds for those beyond the least:
+guards look at a new policy, CUDA graphs are recorded, and the processor has the code of a short
+frame in its caches again."""
 LIMITS = {("inlined", "native"): 1.02, ("opaque", "define_impl"): 1.05}
 """At most this ratio of the one's time to the other's."""
 _EPS = 1e-5
@@ -232,8 +233,7 @@ def _least(compiled: dict[str, Callable[[], Any]], device: torch.device) -> dict
     for turn in range(ROUNDS):
         for author, call in list(compiled.items())[:: 1 if turn % 2 else -1]:
             with switched(author):
-                for _ in range(WARM_UPS):
-                    call()
+                _warm_up(call)
                 _wait(device)
                 start = time.perf_counter()
                 for _ in range(CALLS):
@@ -241,6 +241,15 @@ def _least(compiled: dict[str, Callable[[], Any]], device: torch.device) -> dict
                 _wait(device)
                 best[author] = min(best[author], (time.perf_counter() - start) / CALLS * 1e6)
     return best
+
+
+def _warm_up(call: Callable[[], Any]) -> None:
+    least, most, seconds = WARM_UPS
+    end = time.perf_counter() + seconds
+    for made in range(most):
+        if made >= least and time.perf_counter() > end:
+            break
+        call()
 
 
 def _wait(device: torch.device) -> None:
