@@ -149,9 +149,9 @@ def test_inductor_takes_any_number_of_shapes(device: torch.device) -> None:
     layer(*support.inputs(layer, 3, 5, 7, device=device))
     counters = torch._dynamo.utils.counters["stats"]
     before = counters["unique_graphs"]
-    for batch in (2, 3, 4, 16):
-        for queries in (2, 3, 4, 5, 16):
-            for keys in (2, 3, 4, 7, 16, 30):
+    for batch in (2, 3, 16):
+        for queries in (2, 5, 16):
+            for keys in (2, 5, 30):
                 check(layer, *support.inputs(layer, batch, queries, keys, device=device))
     for mode in (torch.no_grad, torch.enable_grad, torch.inference_mode):
         with mode():  # tensors made in inference mode are another kind
