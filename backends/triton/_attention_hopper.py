@@ -14,7 +14,7 @@ from torch_ops.platform import Platform
 
 from ._launch import INTERPRETED, Variant
 
-__all__ = ["Long", "LongConfig", "config", "describable", "fits", "gluon_runs"]
+__all__ = ["Long", "LongConfig", "config", "describable", "descriptors", "fits", "gluon_runs"]
 
 _VERSIONS = ((3, 6), (3, 9))  # of Triton, with whose Gluon the kernel is known to compile
 _LANE = 8
@@ -43,6 +43,7 @@ def config(block_d: int) -> LongConfig:
 
 @functools.cache
 def gluon_runs(device: int) -> bool:
+    """Whether this Triton's Gluon is known to compile the kernels, and the GPU is a Hopper."""
     version = tuple(int(part) for part in triton.__version__.split(".")[:2])
     if INTERPRETED or device < 0 or not _VERSIONS[0] <= version <= _VERSIONS[1]:
         return False
@@ -70,6 +71,16 @@ def fits(queries: int, head_dim: int, value_dim: int, lane: int, device: int) ->
         and head_dim % _LANE == 0
         and gluon_runs(device)
     )
+
+
+def descriptors(
+    kind: Any, bases: Sequence[Tensor], described: Sequence[dict[str, Any]]
+) -> list[Any]:
+    """Make descriptors of tensors; their constructor would check what `fits` has checked."""
+    made = [object.__new__(kind) for _ in bases]
+    for descriptor, base, fields in zip(made, bases, described, strict=True):
+        descriptor.__dict__.update(fields, base=base)
+    return made
 
 
 class Long:
@@ -107,12 +118,8 @@ class Long:
         ]
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor | None) -> None:
-        described = []
-        for base, fields in zip((q, k, v, out), self._described, strict=True):
-            made = object.__new__(self._type)  # its constructor checks what `fits` has checked
-            made.__dict__.update(fields, base=base)
-            described.append(made)
-        self._variant(self._programs, (*described, lse), self._numbers)
+        made = descriptors(self._type, (q, k, v, out), self._described)
+        self._variant(self._programs, (*made, lse), self._numbers)
 
 
 @functools.cache

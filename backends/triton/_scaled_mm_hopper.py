@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._attention_hopper import describable, gluon_runs
+from ._attention_hopper import describable, descriptors, gluon_runs
 from ._launch import Variant, multiprocessors
 
 __all__ = ["Large", "fits"]
@@ -71,13 +71,9 @@ class Large:
     def __call__(
         self, a: Tensor, b: Tensor, y: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Tensor | None
     ) -> None:
-        described = []
-        for base, fields in zip((a, b, y), self._described, strict=True):
-            made = object.__new__(self._type)  # its constructor checks what `fits` has checked
-            made.__dict__.update(fields, base=base)
-            described.append(made)
+        made = descriptors(self._type, (a, b, y), self._described)
         vectors = _vector(scale_a), _vector(scale_b), None if bias is None else _vector(bias)
-        self._variant(self._programs, (*described, *vectors), self._numbers)
+        self._variant(self._programs, (*made, *vectors), self._numbers)
 
 
 def _vector(x: Tensor) -> Tensor:
